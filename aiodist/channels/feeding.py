@@ -12,6 +12,8 @@ from typing import Any
 
 from aiodist.channels.holding import ComingVersion
 from aiodist.channels.participant import Participant
+from aiodist.channels.search import NobodyError
+from aiodist.channels.store import AWAY
 
 
 class Feeding:
@@ -27,7 +29,7 @@ class Feeding:
         """Wait until all of `coming` is here.
 
         `work` receives it, and returns early if it is not `wanted` any more. Raises what `work`
-        does, and the failure of this participant.
+        does, NobodyError if the coordinator is away, and the failure of this participant.
         """
         with coming.wanting():
             while not coming.is_whole:
@@ -43,7 +45,11 @@ class Feeding:
             # The memory stays until this task is done with it, even if another version was given
             # meanwhile.
             with coming, coming.feeding():
-                await work()
+                try:
+                    await work()
+                except (NobodyError, *AWAY) as error:  # a coordinator that is away may come back
+                    coming.starve()
+                    raise NobodyError from error
 
         task = self._tasks[coming] = asyncio.ensure_future(feed())
         self._participant.tasks.adopt(task)

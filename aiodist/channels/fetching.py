@@ -16,8 +16,8 @@ from aiodist.channels.into import VersionReading
 from aiodist.channels.lots import Lot
 from aiodist.channels.pace import ParticipantPace
 from aiodist.channels.participant import Participant
-from aiodist.channels.slicing import FAILURES, NobodyError, Shares, Slicing
-from aiodist.channels.store import AWAY
+from aiodist.channels.search import FAILURES, NobodyError, Search
+from aiodist.channels.slicing import Shares, Slicing
 from aiodist.errors import ProtocolError
 from aiodist.group import Group
 from aiodist.wire import channels
@@ -162,42 +162,21 @@ class Fetching:
                 return
             except (ProtocolError, OSError) as error:
                 log.debug("channel %r: %s", participant.channel, error)
-        newest = directory.newest(participant.releases)
+        search = Search(participant, (release,), set())
         if await self._fed(holding):
             return
-        failed, refused = set[str](), False
         while not holding.is_whole and holding.wanted:
-            if directory.newest(participant.releases) != newest or directory.is_gone(
-                participant.releases, (release,)
-            ):
-                # Others take a newer version now, and soon have this one no longer. Asking them one
-                # after the other would take so long that the next version is replaced, too.
-                holding.starve()
-                raise NobodyError
-            try:
-                source = await self._source(holding, failed, refused=refused)
-                if source is None:
-                    if await participant.gone_behind(participant.store.place, holding, failed):
-                        continue
-                    raise NobodyError
-            except AWAY as error:
-                # The coordinator is away, and may come back.
-                holding.starve()
-                raise NobodyError from error
+            search.check()
+            source = await self._source(holding, search)
+            if source is None:
+                await search.go_behind(participant.store.place, holding)
+                continue
             try:
                 await self._take(source, holding)
             except transfers.UnwantedError:
                 pass  # another call may wait for it by now
             except FAILURES as error:
-                participant.tasks.check()
-                log.info(
-                    "channel %r: version %d comes from another one: %s",
-                    participant.channel,
-                    release.version,
-                    error or "it is not there any more",
-                )
-                failed.add(source.id)
-                refused = refused or isinstance(error, transfers.NotThereError)
+                search.lose(source, error)
                 holding.stir()
         if holding.is_whole:
             participant.say()
@@ -225,14 +204,10 @@ class Fetching:
             self._unlisted.add(holding.version)
         return holding.is_whole or not holding.wanted
 
-    async def _source(
-        self, holding: Holding, failed: set[str], *, refused: bool
-    ) -> LinePlace | None:
+    async def _source(self, holding: Holding, search: Search) -> LinePlace | None:
         """The next participant to ask, which has the version, or will get it from another one.
 
-        None: no living one has all of it. `refused`: one of those that `failed` had nothing to
-        give. Then those that have said that they have some are asked first, because each refusal
-        takes some round trips.
+        None: no living one has all of it.
         """
         participant, release = self._participant, holding.release
         me = participant.store.place
@@ -242,7 +217,7 @@ class Fetching:
         )
         publishers = [one.place for one in seats]
         known = directory.sources(places, me, publishers, maps=not release.lent)
-        left = [one for one in known if one.id not in failed]
+        left = [one for one in known if one.id not in search.failed]
 
         def can_end(heard: Mapping[str, channels.Said | None]) -> bool:
             """Whether one of these may have all of it. Otherwise no participant ever gets it."""
@@ -253,11 +228,11 @@ class Fetching:
         heard = await participant.heard_of(
             [*left[:1], *(one for one in publishers if one in known)]
         )
-        if refused or not can_end(heard) or not {one.id for one in left[:1]} <= heard.keys():
+        if search.refused or not can_end(heard) or not {one.id for one in left[:1]} <= heard.keys():
             heard = await participant.heard_of(known)
             if not can_end(heard):
                 return None
-        if refused:
+        if search.refused:
             rich = channels.that_may_have(heard, release.version, holding.here)
             left.sort(key=lambda one: one.id not in rich)
         return next((one for one in left if one.id in heard), None)

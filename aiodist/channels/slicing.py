@@ -20,16 +20,13 @@ from aiodist.channels.into import VersionReading
 from aiodist.channels.lots import Lot
 from aiodist.channels.memory import VersionMemory
 from aiodist.channels.participant import Participant
+from aiodist.channels.search import FAILURES, NobodyError, Search
 from aiodist.channels.slices import Arrays, Piece, Want, WholeVersion
 from aiodist.channels.store import AWAY
 from aiodist.channels.transfers import NotThereError, UnwantedError
-from aiodist.errors import AiodistError
 from aiodist.wire import channels
 
 log = logging.getLogger("aiodist.channels")
-
-FAILURES = (AiodistError, OSError, MemoryError, NotThereError)
-"""Errors after which another source is asked."""
 
 WANT_TTL = 60.0
 """Seconds that the store keeps the wanted slices of a participant that has gone."""
@@ -48,10 +45,6 @@ class Ask(NamedTuple):
     share: int
     held: Want
     parcels: list[list[Piece]]
-
-
-class NobodyError(Exception):
-    """No living participant could give a version."""
 
 
 class Slicing:
@@ -132,11 +125,12 @@ class Slicing:
     async def _looked_up(self, releases: Shares, failed: set[str]) -> Arrays:
         participant = self._participant
         version = releases[0].version
+        search = Search(participant, releases, failed)
         found: dict[int, bytes] = {}
 
         async def look(places: Iterable[LinePlace]) -> None:
             """Ask all of these at once."""
-            said = await asyncio.gather(*(self._manifests(version, one, failed) for one in places))
+            said = await asyncio.gather(*(self._manifests(version, one, search) for one in places))
             for packed in chain.from_iterable(said):
                 check = crc32(packed)
                 found.update({one.share: packed for one in releases if one.check == check})
@@ -153,6 +147,7 @@ class Slicing:
                 await look(await self._that_may_have(version, places))
         if len(found) < len(releases):
             for one in await self._that_may_have(version, line[1:]):
+                search.check()
                 await look([one])
                 if len(found) == len(releases):
                     break
@@ -166,7 +161,7 @@ class Slicing:
         rich = channels.that_may_have(heard, version)
         return [one for one in places if one.id in rich]
 
-    async def _manifests(self, version: int, place: LinePlace, failed: set[str]) -> list[bytes]:
+    async def _manifests(self, version: int, place: LinePlace, search: Search) -> list[bytes]:
         """The manifests of shares of a version that another participant has."""
         participant = self._participant
         try:
@@ -175,18 +170,8 @@ class Slicing:
         except NotThereError:
             pass  # it waits for them itself
         except FAILURES as error:
-            self._lose(version, place, failed, error)
+            search.lose(place, error)
         return []
-
-    def _lose(self, version: int, place: LinePlace, failed: set[str], error: BaseException) -> None:
-        self._participant.tasks.check()
-        log.info(
-            "channel %r: slices of version %d come from another one: %s",
-            self._participant.channel,
-            version,
-            error or "they are not there any more",
-        )
-        failed.add(place.id)
 
     async def _fill(self, lot: Lot, failed: set[str]) -> None:
         """Take what is missing. Raises NobodyError."""
@@ -195,29 +180,28 @@ class Slicing:
         clock = asyncio.get_running_loop().time
         begin, before = clock(), participant.meetings.bytes_moved[1]
         running: dict[asyncio.Task[None], Ask] = {}
-        refused = False
+        search = Search(participant, lot.arrays.releases, failed)
         try:
             if not lot.is_whole:
                 await self._tell(lot)
             while not lot.is_whole and (lot.wanted or running):
                 if lot.todo and lot.wanted:
-                    asks = await self._asks(lot, failed, refused=refused)
+                    search.check()
+                    asks = await self._asks(lot, search)
                     if asks and not self._is_mapped(lot, asks):
                         await lot.make_own(shared=bool(self._participant.store.host))
                     for ask in asks:
                         running[asyncio.ensure_future(self._take(lot, ask, base))] = ask
                 if not running:
-                    if await self._participant.gone_behind(self._me(lot), lot, failed):
-                        continue
-                    raise NobodyError
+                    await search.go_behind(self._me(lot), lot)
+                    continue
                 done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     ask = running.pop(task)
                     lot.lack(ask.parcels)
                     error = task.exception()
                     if isinstance(error, FAILURES):
-                        self._lose(lot.version, ask.place, failed, error)
-                        refused = refused or isinstance(error, NotThereError)
+                        search.lose(ask.place, error)
                         lot.stir()
                     elif error is not None and not isinstance(error, UnwantedError):
                         raise error
@@ -287,12 +271,8 @@ class Slicing:
             if ask.parcels:
                 await parcels.take(pair, lot, place.wants, ask.parcels, patience, mirror, who)
 
-    async def _asks(self, lot: Lot, failed: set[str], *, refused: bool) -> list[Ask]:
-        """What to ask of which participant. Pieces that none has stay in `todo`.
-
-        `refused`: one of those that `failed` had nothing to give. Then those that have said that
-        they have some are asked first.
-        """
+    async def _asks(self, lot: Lot, search: Search) -> list[Ask]:
+        """What to ask of which participant. Pieces that none has stay in `todo`."""
         participant = self._participant
         me = self._me(lot)
         # Ask again each time, because a restarted coordinator has forgotten the line.
@@ -303,10 +283,10 @@ class Slicing:
         publishers = [one.place for one in _of(seated, lot.arrays.releases)]
         known = directory.sources(places, me, publishers, maps=False)
         heard = await participant.heard_of(one for one in known if one in publishers)
-        if refused or not channels.that_may_have(heard, lot.version):
+        if search.refused or not channels.that_may_have(heard, lot.version):
             rich = await self._that_may_have(lot.version, known)
             known = rich and [*rich, *(one for one in known if one not in rich)]
-        known = [one for one in known if one.id not in failed]
+        known = [one for one in known if one.id not in search.failed]
         there: dict[str, bool] = {}
         while True:
             holders = [one for one in known if there.get(one.id, True)]

@@ -11,7 +11,8 @@ import pytest
 from channel_stage import ChannelStage, line
 
 from aiodist import Shard
-from aiodist.channels import manifest, window
+from aiodist.channels import directory, manifest, window
+from aiodist.channels.slicing import Slicing
 from aiodist.testing.simulation import Killed
 
 MIB = 1 << 20
@@ -255,3 +256,86 @@ def test_a_version_that_is_replaced_during_the_search_is_given_up():
 
     stage.first = asyncio.Event()
     assert stage.play({0: lag(), 1: follow(), 2: train()})[1] == 3
+
+
+@pytest.mark.parametrize("leave", [False, True])
+def test_subscribers_give_up_a_version_in_parts_that_is_replaced(leave):
+    """They all take the next one then, from each other, whether those that have it stay or not."""
+    shares, takers, last = 2, 8, 3
+    stage = ChannelStage(shares + takers, seed=1, conditions=LINE)
+    stage.options["patience"] = 5.0
+    clock, left = stage.sim.loop.time, {*range(takers)}
+
+    async def publish(share):
+        async with stage.publisher(part=(share, shares)) as out:
+            for version in range(1, last + 1):
+                await out.publish({f"w{share}": array(version)}, version=version)
+                await asyncio.sleep(6 * DELAY)
+            await stage.done.wait()
+            return out.bytes_sent / NBYTES
+
+    async def follow(number):
+        version, begin = -1, clock()
+        async with stage.subscriber() as weights:
+            while version < last:
+                version, got = await weights.latest(newer_than=version)
+                assert all((one == version).all() for one in got.values())
+            seconds = clock() - begin
+            left.discard(number)
+            if not left:
+                stage.done.set()
+            if not leave:
+                await stage.done.wait()
+        return seconds
+
+    mains = {share: publish(share) for share in range(shares)}
+    mains |= {shares + number: follow(number) for number in range(takers)}
+    outcomes = stage.play(mains)
+    assert max(outcomes[:shares]) < 2.1
+    assert max(outcomes[shares:]) < 100 * TRIP
+
+
+def test_manifests_of_a_version_that_is_replaced_are_not_asked_for_in_turn(monkeypatch):
+    """The others have taken the newer version, and refuse one after the other."""
+    stage = Searching(4, sliced=True)
+    have, asked, original = asyncio.Event(), [], Slicing._manifests
+
+    async def refused(self, version, place, search):
+        if version == 2 or not have.is_set():
+            return await original(self, version, place, search)
+        asked.append(place.id)
+        stage.killed.set()  # the time for version 2
+        await until_known(self._participant)
+        return []
+
+    async def until_known(participant):
+        while directory.newest(participant.releases) != 2:
+            participant.changed.clear()
+            await participant.changed.wait()
+
+    async def publish():
+        async with stage.publisher() as out:
+            await out.publish(array(1), version=1)
+            await stage.killed.wait()
+            await out.publish(array(2), version=2)
+            await stage.done.wait()
+
+    async def serve(number):
+        async with stage.subscriber() as weights:
+            assert await stage.latest(weights, number) == 1
+            stage.have[1] += 1
+            if stage.have[1] == stage.servers:
+                have.set()
+            await stage.done.wait()
+
+    async def come():
+        await have.wait()
+        async with stage.subscriber() as weights:
+            version = await stage.latest(weights, 0)
+            stage.done.set()
+            return version
+
+    monkeypatch.setattr(Slicing, "_manifests", refused)
+    mains = {number: serve(number) for number in range(stage.servers)}
+    assert stage.play({**mains, stage.servers: publish(), stage.servers + 1: come()})[-1] == 2
+    assert len(asked) == 2  # the last one in line, and the publisher
