@@ -264,6 +264,24 @@ def with_release(
     return _sorted(one for one in known if one.version in kept)
 
 
+def without_begun(
+    known: Sequence[Release], before: Sequence[Release], me: Seat, own: Sequence[Release] = ()
+) -> list[Release] | None:
+    """The releases without those of versions that were never complete, by publishers whose place
+    `me` has taken; None: there are none.
+
+    Their memory is gone, and no subscriber has taken any of it. `before`: what was published last.
+    `own`: what `me` itself has published, which stays.
+    """
+    last = newest([*before, *known])
+    left = [
+        one
+        for one in known
+        if (last is not None and one.version <= last) or one in own or not _is_rival(one, me)
+    ]
+    return left if len(left) < len(known) else None
+
+
 def _sorted(releases: Iterable[Release]) -> list[Release]:
     return sorted(releases, key=lambda one: (one.version, one.share))
 
@@ -281,7 +299,7 @@ def restored(known: Sequence[Release], own: Iterable[Release]) -> list[Release] 
     """What to write to a store that has lost the releases of `own`; None: nothing."""
     # A version that newer ones have replaced is not missed, nor is one of the same number.
     last = newest(known)
-    missing = [one for one in own if one not in known]
+    missing = [one for one in own if not may_be_again(known, one.version, one.share)]
     if not missing or (last is not None and missing[-1].version <= last):
         return None
     everything = _sorted([*known, *missing])
@@ -291,11 +309,11 @@ def restored(known: Sequence[Release], own: Iterable[Release]) -> list[Release] 
 
 def rivals(seats: Sequence[Seat], me: Seat) -> list[Seat]:
     """Other publishers of what `me` publishes, or of another number of shares."""
-    return [
-        one
-        for one in seats
-        if one.id != me.id and (one.share == me.share or one.shares != me.shares)
-    ]
+    return [one for one in seats if one.id != me.id and _is_rival(one, me)]
+
+
+def _is_rival(one: Seat | Release, me: Seat) -> bool:
+    return one.share == me.share or one.shares != me.shares
 
 
 def seated(seats: Sequence[Seat], me: Seat, gone: Sequence[Seat]) -> list[Seat] | None:

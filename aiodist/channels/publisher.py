@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -154,10 +154,27 @@ class Publisher:
         await self._look_back()
 
     async def _look_back(self) -> None:
-        """Learn what earlier publishers have published."""
-        found = await self._participant.store.get(directory.PUBLISHED)
-        self._before = directory.published(found)
+        """Learn which versions were complete, and remove what earlier publishers of this share have
+        only begun. They may publish these versions again, with other bytes."""
+        store, me = self._participant.store, self._seat()
+        before = directory.published(await store.get(directory.PUBLISHED))
+
+        def rest(known: Sequence[Release]) -> list[Release] | None:
+            return directory.without_begun(known, before, me, self._own())
+
+        await store.change(directory.RELEASES, Release, rest)
+        await self._until_known(lambda known: rest(known) is None)
+        whole = directory.newest(before)
+        self._before = [one for one in before if one.version == whole]
         self._knows_before = True
+
+    async def _until_known(self, is_known: Callable[[Sequence[Release]], bool]) -> None:
+        """Wait until a change of the releases is known here, too."""
+        participant = self._participant
+        while not is_known(participant.releases):
+            participant.changed.clear()
+            participant.tasks.check()
+            await participant.changed.wait()
 
     async def _begin_anew(self) -> None:
         """Forget what was published. Raises JoinError while subscribers live."""
@@ -171,11 +188,7 @@ class Publisher:
             ) from error
         old = await participant.store.look()
         await participant.store.delete(directory.RELEASES)
-        # Wait until the old numbers are gone from here, too.
-        while {*old} & {*participant.releases}:
-            participant.changed.clear()
-            participant.tasks.check()
-            await participant.changed.wait()
+        await self._until_known({*old}.isdisjoint)
 
     async def _forget_published(self) -> None:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 
 import numpy as np
 import pytest
@@ -92,6 +93,45 @@ def test_what_is_published_again_in_shares():
             assert out.newest == 4
 
     stage.play({0: publish(0), 1: publish(1)})
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("after", [2, 3])
+def test_a_job_that_ends_in_the_middle_of_a_version_publishes_it_anew(after, restarts):
+    """With other bytes, and maybe in another number of parts. Only one of two parts of version 2
+    was published, so no subscriber has any of it."""
+    stage = ChannelStage(2, durable=restarts)
+    has = asyncio.Event()
+
+    async def publish(outs, version, x):
+        for at, out in enumerate(outs):
+            await out.publish({str(at): tree(x)}, version=version)
+
+    async def train():
+        async with stage.publisher(part=(0, 2)) as first, stage.publisher(part=(1, 2)) as second:
+            await publish([first, second], 1, 1)
+            await has.wait()
+            await publish([first], 2, 2)
+        if restarts:
+            stage.sim.restart_coordinator(0.5)
+        async with AsyncExitStack() as job:
+            parts = [stage.publisher(part=(at, after)) for at in range(after)]
+            outs = [await job.enter_async_context(part) for part in parts]
+            assert [out.newest for out in outs] == [1] * after
+            await publish(outs, 2, 7)
+            await stage.done.wait()
+            assert [out.newest for out in outs] == [2] * after
+
+    async def follow():
+        async with stage.subscriber() as weights:
+            assert (await weights.latest())[0] == 1
+            has.set()
+            version, got = await weights.latest(newer_than=1)
+            assert version == 2
+            assert all(np.array_equal(got[str(at)]["w"], tree(7)["w"]) for at in range(after))
+        stage.done.set()
+
+    stage.play({0: train(), 1: follow()})
 
 
 @pytest.mark.parametrize("shares", [1, 2])

@@ -28,6 +28,7 @@ from aiodist.channels.directory import (
     unpacked,
     versions,
     with_release,
+    without_begun,
 )
 from aiodist.errors import ProtocolError
 
@@ -242,6 +243,20 @@ def test_those_that_were_begun_and_never_came_are_forgotten():
     assert known == shares(8, 2)
     assert restored([], shares(7, 2)) == shares(7, 2)
     assert restored(known, shares(7, 2)) is None
+    again = release(9, share=1, shares=2, check=9)  # by another publisher, of other bytes
+    assert restored([again], shares(9, 2, 0)) is None
+
+
+def test_what_a_publisher_began_goes_with_it():
+    first, of_three = Seat("a", "", 0, 2), Seat("b", "", 2, 3)
+    known = [*shares(1, 2), *shares(2, 2), *shares(3, 2, 1)]
+    assert without_begun(known, [], first) == known[:-1]
+    assert without_begun(known, [], of_three) == known[:-1]
+    assert without_begun(known, [], Seat("c", "", 1, 2)) is None
+    assert without_begun(known, [], first, known[-1:]) is None
+    # The store of a coordinator that was restarted may lack shares of a complete version so far.
+    assert without_begun(shares(3, 2, 1), shares(3, 2), first) is None
+    assert without_begun([], [], first) is None
 
 
 def test_one_publishes_each_share():
