@@ -6,11 +6,15 @@ left by the time that the publisher could ask it.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Annotated
+
+import msgpack
 
 from aiodist.channels import directory
 from aiodist.control.store import Store
 from aiodist.wire import schema
+from aiodist.wire.limits import MAX_NAME
 from aiodist.wire.messages import Name, NonEmptyName
 
 KEY = "receipts"
@@ -28,6 +32,26 @@ class Receipt(schema.Struct):
     host: NonEmptyName
 
 
+def check_content(content: object) -> None:
+    """Raise TypeError or ValueError unless `content` can be that of a receipt."""
+    text = f"content is a str of at most {MAX_NAME} characters, not {content!r}"
+    if type(content) is not str:
+        raise TypeError(text)
+    if len(content) > MAX_NAME:
+        raise ValueError(text)
+
+
+def read(value: bytes | None) -> list[Receipt]:
+    """The receipts of the store, without those that cannot be read, because one bad receipt must
+    not hide those of all others."""
+    found: list[Receipt] = []
+    with suppress(Exception):  # msgpack raises half a dozen unrelated types
+        for one in [] if value is None else msgpack.unpackb(value):
+            with suppress(Exception):
+                found.append(schema.build(Receipt, one))
+    return found
+
+
 def added(before: list[Receipt], new: Receipt) -> list[Receipt]:
     """The receipts with a new one, in place of the last one of the same host."""
     return [*(one for one in before if one.host != new.host), new][-MOST:]
@@ -43,7 +67,7 @@ async def give(store: Store, new: Receipt, patience: float) -> None:
     done = False
     while not done:
         value = await store.get(KEY, timeout=patience)
-        after = directory.packed(added(directory.unpacked(Receipt, value), new))
+        after = directory.packed(added(read(value), new))
         done = await store.compare_set(KEY, value, after, timeout=patience)
 
 
@@ -55,7 +79,7 @@ async def more(
     async with store.watch(KEY) as changes:
         value = await store.get(KEY, timeout=patience)
         while True:
-            found = hosts(directory.unpacked(Receipt, value), version, content)
+            found = hosts(read(value), version, content)
             if not found <= known:
                 return found
             _, value = await anext(changes)

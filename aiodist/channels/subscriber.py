@@ -119,9 +119,11 @@ class Subscriber:
         number apart, because numbers may begin anew. See `Publisher.acknowledged`.
 
         Waits for a coordinator that is away. Raises CoordinatorLostError, GroupClosedError, and
-        TypeError or ValueError for a version that is no number of one.
+        TypeError or ValueError for a version that is no number of one, or a `content` that is no
+        str of at most 256 characters.
         """
         directory.check_version(version)
+        receipts.check_content(content)
         participant = self._participant
         participant.tasks.check()
         new = Receipt(version, content, participant.store.host or socket.gethostname())

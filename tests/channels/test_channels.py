@@ -330,6 +330,9 @@ def test_hosts_acknowledge_a_version(run, channel):
                     assert await waiting == 1
                 with pytest.raises(ValueError, match=r"from 0 to 2\*\*62, not -1"):
                     await weights.acknowledge(-1)
+                for content, error in ((5, TypeError), (None, TypeError), ("x" * 257, ValueError)):
+                    with pytest.raises(error, match="content is a str of at most 256 characters"):
+                        await weights.acknowledge(1, content)
 
     run(main())
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from aiodist.channels import receipts
+import msgpack
+import pytest
+
+from aiodist.channels import directory, receipts
 from aiodist.channels.receipts import Receipt
 
 
@@ -24,3 +27,15 @@ def test_receipts_are_bounded() -> None:
     assert len(after) == receipts.MOST
     assert after[0].host == "h1"
     assert after[-1].host == "new"
+
+
+@pytest.mark.parametrize("wrong", [[7, 5, "b"], [7, "x"], 3, [7, "x" * 257, "b"]])
+def test_a_bad_receipt_hides_no_other(wrong: object) -> None:
+    good = Receipt(7, "x", "a")
+    assert receipts.read(directory.packed([good])) == [good]
+    assert receipts.read(msgpack.packb([wrong, [7, "x", "a"], wrong])) == [good]
+
+
+@pytest.mark.parametrize("value", [None, b"", msgpack.packb(5), b"\xc1"])
+def test_what_is_no_list_has_no_receipts(value: bytes | None) -> None:
+    assert receipts.read(value) == []
