@@ -82,6 +82,8 @@ def publisher(
         raise TypeError(f"keep is a number of versions, an int, not {keep!r}")
     if not 1 <= keep <= MOST_RELEASES:
         raise ValueError(f"keep is 1 to {MOST_RELEASES} versions, not {keep!r}")
+    if not isinstance(restart, bool | np.bool_):
+        raise TypeError(f"restart is True or False, not {restart!r}")
     if not isinstance(deltas, bool | np.bool_ | None):
         raise TypeError(f"deltas is True, False or None, not {deltas!r}")
     check_options("publisher", options)
@@ -306,8 +308,11 @@ class Publisher:
                 if hosts >= 8:
                     break
 
-        Waits for a coordinator that is away. Raises CoordinatorLostError, GroupClosedError.
+        Waits for a coordinator that is away. Raises CoordinatorLostError, GroupClosedError, and
+        TypeError or ValueError for what `Subscriber.acknowledge` refuses.
         """
+        directory.check_version(version)
+        receipts.check_content(content)
         participant, known = self._participant, set[str]()
         more = partial(
             receipts.more,

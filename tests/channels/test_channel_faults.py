@@ -433,6 +433,7 @@ async def test_use_before_it_was_entered():
         ({"keep": 0}, ValueError, "keep is 1 to 64 versions, not 0"),
         ({"keep": "2"}, TypeError, "keep is a number of versions, an int, not '2'"),
         ({"deltas": "yes"}, TypeError, "deltas is True, False or None, not 'yes'"),
+        ({"restart": "no"}, TypeError, "restart is True or False, not 'no'"),
         ({"patience": 0}, ValueError, "patience is more than 0 seconds"),
         ({"patience": math.nan}, ValueError, "patience is more than 0 seconds"),
         ({"size": 3}, TypeError, r"publisher\(\) got an unexpected.*'size'"),

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import aiodist
+from aiodist.wire.limits import MAX_NAME
 
 OPTIONS = {"timeout": 20.0}
 
@@ -328,11 +329,15 @@ def test_hosts_acknowledge_a_version(run, channel):
                     assert not waiting.done()
                     await weights.acknowledge(1)
                     assert await waiting == 1
-                with pytest.raises(ValueError, match=r"from 0 to 2\*\*62, not -1"):
-                    await weights.acknowledge(-1)
-                for content, error in ((5, TypeError), (None, TypeError), ("x" * 257, ValueError)):
-                    with pytest.raises(error, match="content is a str of at most 256 characters"):
-                        await weights.acknowledge(1, content)
+                wrong = [((one,), TypeError) for one in ("7", 1.5, None, True, np.int64(5))]
+                wrong += [((-1,), ValueError), ((1, "x" * 257), ValueError)]
+                wrong += [((1, one), TypeError) for one in (5, None, b"x")]
+                for arguments, error in wrong:
+                    match = rf"from 0 to 2\*\*62, not|content is a str of at most {MAX_NAME} char"
+                    with pytest.raises(error, match=match):
+                        await weights.acknowledge(*arguments)
+                    with pytest.raises(error, match=match):
+                        await anext(out.acknowledged(*arguments))
 
     run(main())
 
