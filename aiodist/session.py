@@ -209,7 +209,7 @@ def connect(
         if given == "":
             raise ValueError(f"{option}='' is empty: give a value, or None for the default")
     for where in (bind, advertise):
-        parse_endpoint(where or "")
+        parse_endpoint("" if where is None else where)
     secret = secret_of(environment.token_in(os.environ) if token is None else token)
     client, server = contexts_of(ssl, os.environ, address)
     is_tls = client is not None or parse_address(address).scheme == "tls"

@@ -51,8 +51,11 @@ def is_loopback(host: str) -> bool:
 def parse_endpoint(text: str) -> tuple[str, int]:
     """Read a host with or without a port: "node-3", "node-3:29501", "::1", "[::1]:29501", ":29501".
 
-    A missing host is "", and a missing port 0. Raises ValueError that says what is wrong.
+    A missing host is "", and a missing port 0. Raises ValueError, or TypeError, that says what is
+    wrong.
     """
+    if not isinstance(text, str):
+        raise TypeError(f"a host is a str, such as 'node-3' or 'node-3:29501', not {text!r}")
     host, separator, port = text.rpartition(":")
     if not separator or text.endswith("]") or (":" in host and not host.endswith("]")):
         return text.removeprefix("[").removesuffix("]"), 0  # the colons belong to an IPv6 host

@@ -43,6 +43,13 @@ def test_text_that_is_empty_is_refused(option: str) -> None:
         aiodist.connect("inproc://absent", size=1, **{option: ""})
 
 
+@pytest.mark.parametrize("option", ["bind", "advertise"])
+@pytest.mark.parametrize("wrong", [5, 0, False, b"host", ("host", 1)])
+def test_a_host_that_is_no_text_is_refused(option: str, wrong: object) -> None:
+    with pytest.raises(TypeError, match="a host is a str, such as 'node-3' or 'node-3:29501', not"):
+        aiodist.connect("inproc://absent", size=1, **{option: wrong})
+
+
 async def test_a_host_that_is_another_is_named_by_its_argument() -> None:
     async with aiodist.Coordinator("tcp://127.0.0.1:0") as coordinator:
         with pytest.raises(
