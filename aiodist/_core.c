@@ -1376,7 +1376,7 @@ typedef struct {
     Values *values;           // NULL: it reduces, or functions do all the work
     unsigned taught;          // how often these were changed
     // A tape of posts has the `Posts` as its `lane`, and rings instead of areas in `buffers`.
-    PyObject *express, *heads;  // the owner; by tag, the bytes before the data
+    PyObject *express, *heads;  // the owner; by tag and rank, the first bytes of a post
     int reduces;
     Peer *posters;              // by peer; NULL: this is no tape of posts
     // Operations go round in the area: each begins so many bytes behind the last one. `begin`: where
@@ -1790,12 +1790,11 @@ typedef struct {
     Py_ssize_t length, start, whole, nbytes;
 } Post;
 
-// Read what posts with this tag look like, by rank. 0, or -1 for an error. `heads` keeps the memory.
-static int find_posts(Tape *tape, PyObject *tag, PyObject **heads, Post *posts) {
-    if (!(*heads = PyObject_GetItem(tape->heads, tag))) return -1;
-    int are_sound = PyTuple_Check(*heads) && PyTuple_GET_SIZE(*heads) == tape->peers + 1;
+// Read what posts look like, by rank. 0, or -1 for an error.
+static int find_posts(const Tape *tape, PyObject *heads, Post *posts) {
+    int are_sound = PyTuple_Check(heads) && PyTuple_GET_SIZE(heads) == tape->peers + 1;
     for (int rank = 0; are_sound && rank <= tape->peers; rank++) {
-        PyObject *head = PyTuple_GET_ITEM(*heads, rank);
+        PyObject *head = PyTuple_GET_ITEM(heads, rank);
         Post *post = &posts[rank];
         uint32_t whole, nbytes;
         if (!(are_sound = PyBytes_Check(head) && PyBytes_GET_SIZE(head) >= NUMBER_AT + 8)) break;
@@ -1865,28 +1864,26 @@ static int lay_windows(Tape *tape, PyObject *windows, char *const *data) {
 
 // Post, and do with the posts of all what the call does. ALL_DONE, or POSTED if nothing was read, or
 // another one of these numbers. Values are those of `leaves`. Else an array of the `user` is reduced.
-static int run_posts(Tape *tape, PyObject *tag, int64_t number, char *user, Leaves *leaves) {
+// `heads`: what the posts begin with, as the tape was `taught`.
+static int run_posts(Tape *tape, PyObject *heads, unsigned taught, int64_t number, char *user,
+                     Leaves *leaves) {
     Ring *ring = (Ring *)tape->lane;
     const int own = tape->ranks[0];
-    Values *const values = leaves && tape->values ? tape->values : NULL;
-    PyObject *heads = NULL;
     Post posts[FEW];
+    if (find_posts(tape, heads, posts) < 0) return FAILED;
+    const Post *mine = &posts[own];
+    char *post = find_room(tape, mine->whole);
+    if (!post && PyErr_Occurred()) return FAILED;
+    // Python code may have run, and taught the tape other values.
+    if (!post || tape->taught != taught) return NO_ROOM;
+    Values *const values = leaves ? tape->values : NULL;
     char *places[FEW], **const data = values ? leaves->post : places;
-    const unsigned taught = tape->taught;
-    int done = FAILED;
-    if (find_posts(tape, tag, &heads, posts) < 0) goto end;
     Py_ssize_t lengths[FEW] = {0}, all = 0;
     for (int rank = 0; rank <= tape->peers; rank++) all += lengths[rank] = posts[rank].nbytes;
     if (values ? !fit_posts(values, lengths)
                : all != (tape->peers + 1) * tape->lengths[0] * (Py_ssize_t)tape->kernel->itemsize) {
         PyErr_SetString(PyExc_ValueError, "the posts have other lengths");
-        goto end;
-    }
-    const Post *mine = &posts[own];
-    char *post = find_room(tape, mine->whole);
-    if (!post) {
-        done = PyErr_Occurred() ? FAILED : NO_ROOM;
-        goto end;
+        return FAILED;
     }
     memcpy(post, mine->head, mine->length);
     memcpy(post + NUMBER_AT, &number, sizeof number);
@@ -1896,19 +1893,17 @@ static int run_posts(Tape *tape, PyObject *tag, int64_t number, char *user, Leav
     else
         copy_to_shared(data[own], user, mine->nbytes);
     ring->head += mine->whole;
-    done = tell(tape);
-    if (done > 0) done = watch(tape, 0, 0);
-    if (done <= 0) {
-        done = done < 0 ? FAILED : POSTED;
-        goto end;
-    }
-    done = values ? UNKNOWN : POSTED;
+    int there = tell(tape);
+    if (there > 0) there = watch(tape, 0, 0);
+    if (there <= 0) return there < 0 ? FAILED : POSTED;
     // A call that has waited may have ended meanwhile, and learnt other values.
-    if (tape->taught != taught || !are_expected(tape, posts, number, data)) goto end;
+    if (tape->taught != taught || !are_expected(tape, posts, number, data)) return values ? UNKNOWN : POSTED;
+    long long read[FEW];
+    for (int peer = 0; peer < tape->peers; peer++) read[peer] = tape->posters[peer].at->taken;
     int taken = 1;
     if (values) {
         taken = lay_windows(tape, values->windows, data) < 0 ? -1 : take_values(values, leaves, all);
-        if (!taken) goto end;
+        if (!taken) return UNKNOWN;
     } else if (tape->reduces) {
         void *operands[FEW];
         for (int rank = 0; rank <= tape->peers; rank++) operands[rank] = rank == own ? user : data[rank];
@@ -1916,21 +1911,19 @@ static int run_posts(Tape *tape, PyObject *tag, int64_t number, char *user, Leav
     }
     for (int peer = 0; peer < tape->peers; peer++) {
         Cursor *reading = tape->posters[peer].at;
+        if (reading->taken != read[peer]) continue;  // a call that was made meanwhile has moved on
         reading->at += posts[tape->ranks[1 + peer]].whole;
         reading->taken += posts[tape->ranks[1 + peer]].whole;
         // A release, so the data is read before the cursor says that it may be overwritten.
         show(own_words(tape) + tape->posters[peer].cursor, (uint64_t)reading->taken);
     }
-    done = taken < 0 ? FAILED : ALL_DONE;
     tape->moved->sent += mine->nbytes;
     tape->moved->received += all - mine->nbytes;
-end:
-    Py_XDECREF(heads);
-    return done;
+    return taken < 0 ? FAILED : ALL_DONE;
 }
 
 // Do the same without a tape, by a function that takes the tag, the number and the arguments. It is
-// told if this rank has posted, and all others have.
+// told if this rank has posted, and all others have posted something.
 static int run_function(Tape *tape, PyObject *tag, PyObject *number, PyObject *x, PyObject *given,
                         int has_posted) {
     PyObject *args[] = {tag, number, x, given, Py_True};
@@ -2607,7 +2600,8 @@ static int lay_out(Caller *caller, Call *call) {
         PyTuple_SET_ITEM(args, at, Py_NewRef(call->args[at]));
     if (args) pair = PyObject_CallFunctionObjArgs(caller->lay, call->recipe, args, NULL);
     Py_XDECREF(args);
-    const int is_laid = pair && PyArg_ParseTuple(pair, "OO", &call->x, &call->flat);
+    if (pair == Py_None) PyErr_SetString(PyExc_RuntimeError, "the call was changed by another one");
+    const int is_laid = pair && pair != Py_None && PyArg_ParseTuple(pair, "OO", &call->x, &call->flat);
     if (is_laid) {
         Py_INCREF(call->x);
         Py_INCREF(call->flat);
@@ -2642,7 +2636,7 @@ static int find_arrays(const Tape *tape, const Call *call, char **user) {
 static PyObject *start(Caller *caller, Call *call) {
     PyObject *tapes = PyObject_GetAttr(call->recipe, caller->names[TAPES]);
     if (!tapes) return NULL;
-    PyObject *work = NULL, *seq = NULL, *next = NULL;
+    PyObject *work = NULL, *seq = NULL, *next = NULL, *heads = NULL;
     if (!PyTuple_Check(tapes) || PyTuple_GET_SIZE(tapes) != 2) goto end;
     const long long number = number_in(caller->next, call->tag);
     if (number < caller->first) goto end;
@@ -2651,10 +2645,13 @@ static PyObject *start(Caller *caller, Call *call) {
     seq = PyLong_FromLongLong(number);
     next = PyLong_FromLongLong(number + 1);
     // This may run any Python code, even another call of this group. So all else is looked at after it.
+    const unsigned taught = tape->taught;
+    const int posts = tape->posters && (tape->kernel || (call->leaves && tape->values && tape->values->makers));
+    if (posts && !(heads = PyObject_GetItem(tape->heads, call->tag))) goto end;
     if (seq && next) work = make_work((Starter *)caller, tape->op, call->tag, seq, tape->nbytes);
     if (!work) goto end;
     char *user[USER];
-    if (number_in(caller->next, call->tag) != number || is_quiet(caller) <= 0 ||
+    if (number_in(caller->next, call->tag) != number || tape->taught != taught || is_quiet(caller) <= 0 ||
         (tape->may_be_in_place && is_unset(caller->heap, caller->names[SHOWS_ANY]) <= 0) ||
         !find_arrays(tape, call, user) ||
         (tape->posters ? is_given_up(tape) : !may_enter(caller, tape, number))) {
@@ -2666,8 +2663,8 @@ static PyObject *start(Caller *caller, Call *call) {
         done = enter(tape, caller->said, number) < 0
                    ? NO_ROOM
                    : run_tape(tape, call->flat, user, call->leaves, 0);
-    else if (tape->kernel || call->leaves)
-        done = run_posts(tape, call->tag, number, user[0], call->leaves);
+    else if (posts)
+        done = run_posts(tape, heads, taught, number, user[0], call->leaves);
     else
         done = run_function(tape, call->tag, seq, call->x, call->flat, 0);
     if (done != ALL_DONE && done != NO_ROOM && lay_out(caller, call) < 0)
@@ -2683,6 +2680,7 @@ static PyObject *start(Caller *caller, Call *call) {
         failed = hand_over(caller, call, work, tape->area, done);
     if (failed) drop_work((Starter *)caller, &work);
 end:
+    Py_XDECREF(heads);
     Py_XDECREF(next);
     Py_XDECREF(seq);
     Py_DECREF(tapes);

@@ -23,7 +23,7 @@ from aiodist.engine.executor import Executor
 from aiodist.engine.operation import Operation, Program, Start, refused
 from aiodist.engine.tags import SETUP_TAG, Sends, TagCounts
 from aiodist.engine.waiting_calls import WaitingCalls
-from aiodist.errors import AiodistError, CollectiveAbortedError, despite_errors
+from aiodist.errors import AiodistError, CollectiveAbortedError, ProtocolError, despite_errors
 from aiodist.links.party import Party
 from aiodist.recorder import Records
 from aiodist.schedules.teams import Teams, spans_hosts
@@ -249,8 +249,12 @@ class Calls:
         work._on_cancel = partial(self.ends.cancelled, operation)
         if executor is not None:
             operation.carry_on(executor)
+        wrong: dict[int, ProtocolError] = {}
         for src, data in (came or {}).items():
-            deliver(operation.message(src, 0, len(data)), (data,), len(data))
+            try:
+                deliver(operation.message(src, 0, len(data)), (data,), len(data))
+            except ProtocolError as error:
+                wrong[src] = error
         if self._enter(operation, has_number=came is not None, has_begun=True):
             operation.advance()
             # A waiting call has entered before, perhaps before a rank was lost that had completed
@@ -259,6 +263,8 @@ class Calls:
                 self.ends.review(operation, has_begun=True)
         deadlines.arm(self, operation, seconds, 0.0 if came is None else work.elapsed)
         work.for_user(self.records.unseen)
+        for src, why in wrong.items():
+            self.party.endpoint.blame(self.party.ranks[src], why)
         return operation
 
     def _begun(self, op: Operation) -> None:

@@ -289,8 +289,9 @@ class Endpoint:
         """Take `rank` for lost, because it sent nonsense that shows only after its link has moved
         on."""
         if rank not in self.lost:
-            log.warning("closing the link to rank %d: %s", rank, error)
-            self.cut(rank, f"connection lost ({error})")
+            why = str(error)  # the error itself could keep the memory of a post
+            log.warning("closing the link to rank %d: %s", rank, why)
+            self.cut(rank, f"connection lost ({why})")
 
     def left(self, rank: int) -> None:
         """Hear that `rank` has left in order. It is gone once all that it sent has come."""

@@ -94,7 +94,7 @@ class BerthRecipe(Recipe):
         self._parts: dict[tuple[int, int], tuple[Sequence[int], StepParts]] = {}
 
     def for_call(self, number: int, given: Any) -> BerthedCall:
-        """Return what stands for the call with this number."""
+        """Return what stands for the call with this number: see `Posted.for_call`."""
         return BerthedCall(self, number, given)
 
     def lay_out(

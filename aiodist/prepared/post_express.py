@@ -443,7 +443,7 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
         work: Work[Any],
     ) -> Work[Any]:
         """Do the call with the posts that are there."""
-        calls, readers = self._calls, self._posts.readers
+        calls, readers = self._calls, [(each, each.taken) for each in self._posts.readers]
         try:
             result = what.result(values, x, given)
         except Exception as error:
@@ -451,10 +451,10 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
         if type(result) is Otherwise:
             values = [bytes(value) for value in values]
         came = 0
-        for reader in readers:
+        for reader, taken in readers:
             prefix, nbytes = due[reader.rank], len(values[reader.rank])
             assert prefix is not None
-            reader.passed(prefix, nbytes)
+            reader.passed_by(len(prefix) + padded(nbytes), taken)
             came += nbytes
         if type(result) is Otherwise:
             calls.tags.take(work.tag)

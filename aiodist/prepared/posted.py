@@ -103,7 +103,7 @@ class Posted(ABC):
     lengths: list[int]
 
     def for_call(self, number: int, given: Any) -> Posted:
-        """Return what stands for the call with this number."""
+        """Return what stands for the call with this number. This is asked at most once a call."""
         return self
 
     @abstractmethod

@@ -175,7 +175,7 @@ def slots_in_one_go(
         woken = posts.tell()
         if woken and not wake(woken):
             return False
-        slots = [given.flat] * len(mine)
+        slots, passes = [given.flat] * len(mine), [(each, each.taken) for each in posts.readers]
         for reader in posts.readers:
             if reader.words[HEAD] == reader.taken and not comes(reader):
                 return False
@@ -188,8 +188,8 @@ def slots_in_one_go(
         try:
             x.append(recipe.reduced(slots, given))
         finally:
-            for reader in posts.readers:
-                reader.move(whole)
+            for reader, taken in passes:
+                reader.passed_by(whole, taken)
         moved.add(length, length * len(posts.readers))
         return True
 

@@ -72,6 +72,8 @@ class PostedValues(ValueRecipe, Posted):
 
     def __init__(self, context: ExpressGroup, *args: Any) -> None:
         super().__init__(context, *args)
+        # For each rank, what may lie on its posts.
+        self._windows: list[list[MovingTemplate]] = []
         # For each tag, the known posts of each rank.
         self.expected = ByTag(self._expect)
         self.heads = ByTag(self._heads)  # of the posts that the compiled part expects
@@ -103,9 +105,9 @@ class PostedValues(ValueRecipe, Posted):
         return tuple(expected_of(words, window, begins).begin(0) for window in self._found)
 
     def _learnt(self) -> None:
+        self.release()  # else those that go would keep the memory until the collector comes
         known = [*self._known]
         known[self._context.rank] = [self._own]
-        # For each rank, the windows of what it may show.
         self._windows = [
             [MovingTemplate(template, rank) for template in templates]
             for rank, templates in enumerate(known)
@@ -113,11 +115,11 @@ class PostedValues(ValueRecipe, Posted):
         self.lengths = [windows[0].length if windows else -1 for windows in self._windows]
         self.expected.clear()
         self._taken.clear()
-        self._found = self._last = []
+        self._found, self._last = [], []
         self.teach_shown()
 
     def teach_shown(self) -> None:
-        """Tell the compiled part what this rank shows. It does no call before `teach`."""
+        """Tell the compiled part what this rank shows. It does calls once it is told the rest."""
         tape: Any = self.tapes[0]
         if is_tape(tape):
             own, order = self._windows[self._context.rank][0], self._own.order
@@ -125,12 +127,14 @@ class PostedValues(ValueRecipe, Posted):
                 (each.place, number)
                 for each, number in zip(own.data, order or count(), strict=False)
             ]
+            # The compiled part knows no calls of more leaves.
             tape.shows(self._own, [*own.rest, *shows] if len(shows) <= MOST_LEAVES else [])
 
     def teach(self, found: list[MovingTemplate], given: Given, take: Take) -> None:
-        """Let the compiled part do calls with such posts, if the same ones have come twice.
+        """Let the compiled part do calls in which the ranks post what these windows lie on.
 
-        `found` are the windows that lie on them.
+        This was the case in a call that it could not do. It learns only what it could not do twice
+        in a row, because posts may look different each time.
         """
         tape: Any = self.tapes[0]
         if found == self._found or not is_tape(tape) or self._fills_tree(found):
@@ -229,19 +233,20 @@ def taking_in_one_go(
             goes_on = post(tag, number, given)
             if not goes_on:
                 return goes_on
-        done = take(tag, number, given)
+        done = by_windows(tag, number, given)
         if done is not None:
             return done
         own = posts.last(recipe.lengths[rank])
         return plainly(recipe, posts, comes, moved, tag, number, given, own)
 
-    def take(tag: object, number: int, given: Given) -> bool | None:
+    def by_windows(tag: object, number: int, given: Given) -> bool | None:
+        """Do a call that has posted. False: nothing was read. None: nor do all windows fit."""
         expected = recipe.expected[tag]
         ((own_begin, _, _, own),) = expected[rank]
         own_at = posts.last_at(own.length)
         own_head = own_begin(number)
         found = [own] * size
-        passes: list[tuple[Reader, int]] = []
+        passes: list[tuple[Reader, int, int]] = []
         for reader in posts.readers:
             if reader.words[HEAD] == reader.taken and not comes(reader):
                 return False
@@ -252,22 +257,22 @@ def taking_in_one_go(
                     window.lie(ring, at + before)
                     if window.goes_on():
                         found[reader.rank] = window
-                        passes.append((reader, whole))
+                        passes.append((reader, whole, reader.taken))
                         break
             else:
                 return None  # it has another form
         own.lie(posts.ring, own_at)
-        done, taking = True, recipe.taking(found)
+        done, take = True, recipe.taking(found)
         try:
-            done = give(taking, given)
+            done = give(take, given)
         finally:
             # Only from now on may the posts be written over.
             if done:
-                for reader, whole in passes:
-                    reader.move(whole)
+                for each in passes:
+                    each[0].passed_by(*each[1:])
         if done:
-            assert taking is not None
-            recipe.teach(found, given, taking)
+            assert take is not None
+            recipe.teach(found, given, take)
             moved.sent += own.length
             for window in found:
                 moved.received += window.length

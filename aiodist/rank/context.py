@@ -227,11 +227,11 @@ class Context(Party):
     def share_memory(self, lane: Lane) -> None:
         """Run collectives without a tag on `lane`, from number `lane.first` on."""
         self.calls.lane = lane
-        if spans_hosts(self.teams):
-            self.express = MultihostExpress(self, lane)
+        spans = spans_hosts(self.teams)
+        self.express = MultihostExpress(self, lane) if spans else LaneExpress(self, lane)
+        if spans or self.size > MAX_RANKS_POSTING:
             self.tagged_express = LinkExpress(self)
         else:
-            self.express = LaneExpress(self, lane)
             self.post_express = self.calls.posting = PostExpress(self, lane)
             self.tagged_express = self.post_express
             self.post_express.rest()  # others may have begun to post

@@ -401,17 +401,13 @@ class Reader(CoreCursor):
     def shown(self, prefix: bytes, nbytes: int) -> memoryview | None:
         """Return the data of the next post if the post begins with `prefix`.
 
-        The post must be there. Its data stays valid until `passed`. None: it is another post, or
+        The post must be there. Its data stays valid until `move`. None: it is another post, or
         one that would go beyond the end of the ring.
         """
         ring, at = self.ring, self.next_at()
         start = at + len(prefix)
         stop = start + nbytes
         return ring[start:stop] if ring[at:start].tobytes() == prefix and stop <= SIZE else None
-
-    def passed(self, prefix: bytes, nbytes: int) -> None:
-        """Move on behind the post that was `shown`."""
-        self.move(len(prefix) + padded(nbytes))
 
     def next_post(self) -> Post:
         """Return the next post, which must be there. It stays valid until `move`.
@@ -459,6 +455,14 @@ class Reader(CoreCursor):
         held = self.held
         self.held, self.holder = 0, None
         self.move(held)
+
+    def passed_by(self, nbytes: int, taken: int) -> None:
+        """Move on behind a post that was used, unless a call that was made meanwhile has done so.
+
+        `taken`: the bytes that were read before it.
+        """
+        if self.taken == taken:
+            self.move(nbytes)
 
     def move(self, nbytes: int) -> None:
         """Count so many bytes more as read."""

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from sharing import sharing
+from sharing import everyone, sharing
 
-from aiodist import Group
+from aiodist import Group, PeerLostError
+from aiodist.collectives import templates
 from aiodist.compiled import core
+from aiodist.phases.base import MAX_RANKS_POSTING
 from aiodist.prepared import post_express, posted_values
 from aiodist.prepared.lane_values import KNOWN
 from aiodist.shared_memory.posts import SIZE
@@ -194,3 +198,114 @@ def test_what_a_tape_refuses(run):
             await asyncio.gather(*works, return_exceptions=True)
 
     run(main())
+
+
+def scribble(group: Group) -> None:
+    """Write over what describes the array that this rank has posted last."""
+    posts = group._context.post_express._posts
+    at = posts.last_at(32)
+    posts.ring[at - 64 : at] = b"\xff" * 64
+
+
+@pytest.mark.parametrize("warmed", [0, 20])
+def test_a_post_that_makes_no_sense(run, warmed):
+    """Who posted it is lost. The call does not raise."""
+
+    async def main():
+        async with sharing(2) as ranks:
+            for _ in range(warmed):
+                await everyone(ranks, lambda g: g.all_gather(np.ones(4), tag="a"))
+            first = ranks[0].all_gather(np.ones(4), tag="a")
+            scribble(ranks[0])
+            with pytest.raises(PeerLostError):
+                await ranks[1].all_gather(np.ones(4), tag="a")
+            assert (await asyncio.gather(first, return_exceptions=True))[0] is not None
+
+    run(main())
+
+
+def test_a_call_within_the_making_of_a_result(run, monkeypatch):
+    """It may read the posts from which the result is made. They are not passed by twice."""
+    real, inner = templates._Shifting.copy, []
+
+    async def main():
+        async with sharing(2) as ranks:
+
+            def copy(data):
+                if armed.pop() if armed else False:
+                    inner.append(ranks[1].all_gather(np.ones(2), tag="b"))
+                return real(data)
+
+            armed: list[bool] = []
+            monkeypatch.setattr(templates._Shifting, "copy", copy)
+            for number in range(40):
+                first = ranks[0].all_gather(np.full(3, number), tag="a")
+                if number % 10 == 9:
+                    armed.append(True)
+                last = ranks[1].all_gather(np.full(3, -number), tag="a")
+                due = [np.full(3, number), np.full(3, -number)]
+                assert same(await first, due) and same(await last, due)
+                if number % 10 == 9:
+                    other = ranks[0].all_gather(np.zeros(2), tag="b")
+                    assert same(await other, [np.zeros(2), np.ones(2)])
+                    assert same(await inner.pop(), [np.zeros(2), np.ones(2)])
+
+    run(main())
+
+
+def test_a_call_that_comes_before_another_one_posts(run, monkeypatch):
+    """It may teach the recipe other values."""
+    real = posted_values.PostedValues._heads
+
+    async def main():
+        async with sharing(2) as ranks:
+
+            def heads(recipe, tag):
+                found = real(recipe, tag)
+                if tag == "b":
+                    recipe._learnt()
+                return found
+
+            monkeypatch.setattr(posted_values.PostedValues, "_heads", heads)
+            for tag in "aabbab":
+                for number in range(20):
+                    first = ranks[0].all_gather(np.full(3, number), tag=tag)
+                    last = ranks[1].all_gather(np.full(3, -number), tag=tag)
+                    due = [np.full(3, number), np.full(3, -number)]
+                    assert same(await first, due) and same(await last, due)
+
+    run(main())
+
+
+def test_values_of_other_words_keep_no_memory_mapped(run):
+    def mapped():
+        return Path("/proc/self/maps").read_text(encoding="utf-8").count("/memfd:aiodist")
+
+    async def main():
+        async with sharing(2) as ranks:
+            for number in range(60):
+                value = {"k": f"w{number // 6}", "a": np.arange(4.0)}
+                await everyone(ranks, lambda g, value=value: g.all_gather(value, tag="a"))
+
+    gc.collect()
+    before = mapped()
+    gc.disable()
+    try:
+        run(main())
+        assert mapped() == before
+    finally:
+        gc.enable()
+
+
+async def test_more_ranks_than_can_post():
+    size = MAX_RANKS_POSTING + 1
+    async with sharing(size) as ranks:
+        for number in range(12):
+            prompt = {"prompt": "x" * number}
+            found = await everyone(
+                ranks, lambda g, p=prompt: g.broadcast(None if g.rank else p, 0, tag="a")
+            )
+            assert found == [prompt] * size
+            found = await everyone(ranks, lambda g: g.all_gather(np.full(2, g.rank), tag="b"))
+            assert same(found[-1], [np.full(2, rank) for rank in range(size)])
+            assert await everyone(ranks, lambda g: g.all_reduce(g.rank, tag="c")) == [136] * size
