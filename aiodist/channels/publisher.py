@@ -158,14 +158,15 @@ class Publisher:
     async def _look_back(self) -> None:
         """Learn which versions were complete, and remove what earlier publishers of this share have
         only begun. They may publish these versions again, with other bytes."""
-        store, me = self._participant.store, self._seat()
-        before = directory.published(await store.get(directory.PUBLISHED))
+        participant, me = self._participant, self._seat()
+        before = directory.published(await participant.store.get(directory.PUBLISHED))
 
         def rest(known: Sequence[Release]) -> list[Release] | None:
             return directory.without_begun(known, before, me, self._own())
 
-        await store.change(directory.RELEASES, Release, rest)
-        await self._until_known(lambda known: rest(known) is None)
+        if rest(participant.releases) is not None:
+            await participant.store.change(directory.RELEASES, Release, rest)
+            await self._until_known(lambda known: rest(known) is None)
         whole = directory.newest(before)
         self._before = [one for one in before if one.version == whole]
         self._knows_before = True
