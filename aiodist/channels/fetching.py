@@ -40,7 +40,9 @@ that has an old version and is back."""
 class Fetching:
     def __init__(self, participant: Participant) -> None:
         self._participant = participant
-        self._turns: dict[int, asyncio.Lock] = {}
+        # Calls take versions in turn, because they share the source of the last version. A call
+        # that waits for news of the channel holds up no other one.
+        self._turn = asyncio.Lock()
         self._unlisted: set[int] = set()  # versions that are here, but not listed in their line
         self._start: tuple[str, int] | None = None  # of the coordinator that has the lines
         self._feeding = Feeding(participant)
@@ -67,14 +69,15 @@ class Fetching:
         pause = PAUSE
         while True:
             participant.changed.clear()
-            participant.tasks.check()
-            known = reversed(directory.versions(participant.releases))
-            fit = [releases for releases in known if releases[0].version >= least]
-            for releases in fit:
-                with suppress(NobodyError):
-                    return await self._attempt(releases, reading)
-                if directory.newest(participant.releases) != fit[0][0].version:
-                    break  # a newer one has come
+            async with self._turn:
+                participant.tasks.check()
+                known = reversed(directory.versions(participant.releases))
+                fit = [releases for releases in known if releases[0].version >= least]
+                for releases in fit:
+                    with suppress(NobodyError):
+                        return await self._attempt(releases, reading)
+                    if directory.newest(participant.releases) != fit[0][0].version:
+                        break  # a newer one has come
             pause = await self._pause(pause if fit else None)
 
     async def this(self, releases: Shares, reading: VersionReading) -> Holding | Lot:
@@ -93,7 +96,8 @@ class Fetching:
                 self._forget_gone()
                 raise ValueError(f"the channel does not have version {version} any more")
             with suppress(NobodyError):
-                return await self._attempt(releases, reading)
+                async with self._turn:
+                    return await self._attempt(releases, reading)
             now = participant.store.start, reading.coming.here if reading.coming else 0
             if now != missed:
                 missed, since = now, clock()
@@ -121,12 +125,10 @@ class Fetching:
         reading.check_size(
             version, sum(one.nbytes if is_whole else one.manifest for one in releases)
         )
-        # `latest` and `stream` may ask for it at the same time. Take it once.
-        async with self._turns.setdefault(version, asyncio.Lock()):
-            if is_whole:
-                found: Holding | Lot = await self._whole(releases[0], reading)
-            else:
-                found = await self.slicing.attempt(releases, reading)
+        if is_whole:
+            found: Holding | Lot = await self._whole(releases[0], reading)
+        else:
+            found = await self.slicing.attempt(releases, reading)
         self._forget_before(version)
         return found
 
@@ -324,5 +326,3 @@ class Fetching:
         for old in [one for one in participant.stock.holdings if one < version]:
             participant.stock.holdings.pop(old).retire()
         self.slicing.forget_before(version)
-        for old in [one for one in self._turns if one < version]:
-            self._turns.pop(old)

@@ -214,18 +214,9 @@ class Subscriber:
         reading = VersionReading(into, converts=convert, max_bytes=self._max_bytes)
         with self._noted(reading), self._within(timeout, newer_than):
             async with asyncio.timeout(timeout):
-                # Before its turn, because others may want a version that is there already.
-                await self._fetching.announced(newer_than)
-                async with self._turn:
-                    least = max(newer_than + 1, self._given)
-                    if in_place and into is not None:
-                        return await self._in_place(least, reading)
-                    found = await self._fetching.newest(least, reading)
-                    # Set before reading, which goes on to the end if this is cancelled.
-                    version = found.version
-                    self._given = max(self._given, version)  # a stream may have given a newer one
-                    with found:
-                        value = await in_thread(lambda: reading.read(found))
+                if in_place:
+                    return await self._in_place(newer_than, reading)
+                version, value = await self._read(newer_than, reading)
         return version if into is not None else (version, value)
 
     @contextmanager
@@ -247,18 +238,31 @@ class Subscriber:
                 f" {self._participant.store.absence or f'the newest there is: {self.newest}'}"
             ) from None
 
-    async def _in_place(self, least: int, reading: VersionReading) -> int:
-        fetch = asyncio.ensure_future(self._fetching.newest(least, reading))
-        self._participant.tasks.adopt(fetch)
-        try:
-            await reading.in_place(fetch)
+    async def _read(self, newer_than: int, reading: VersionReading) -> tuple[int, Any]:
+        while True:
+            found = await self._fetching.newest(max(newer_than + 1, self._given), reading)
+            if found.version >= self._given:  # else another call was given a newer one meanwhile
+                # Set before reading, which goes on to the end if this is cancelled.
+                self._given = found.version
+                # In turn, so that calls that write to the same arrays do not mix two versions.
+                with found:
+                    async with self._turn:
+                        return found.version, await in_thread(partial(reading.read, found))
+
+    async def _in_place(self, newer_than: int, reading: VersionReading) -> int:
+        while True:
+            least = max(newer_than + 1, self._given)
+            fetch = asyncio.ensure_future(self._fetching.newest(least, reading))
+            self._participant.tasks.adopt(fetch)
+            try:
+                await reading.in_place(fetch)
+            finally:
+                fetch.cancel()
+                await asyncio.gather(fetch, return_exceptions=True)
             version = fetch.result().version
-            self._given = max(self._given, version)
-            self._mixed = None
-        finally:
-            fetch.cancel()
-            await asyncio.gather(fetch, return_exceptions=True)
-        return version
+            if version >= self._given:
+                self._given, self._mixed = version, None
+                return version
 
     @contextmanager
     def _noted(self, reading: VersionReading) -> Iterator[None]:

@@ -11,6 +11,8 @@ from channel_stage import ChannelStage
 import aiodist
 from aiodist.channels import into as channels_into
 from aiodist.channels import manifest
+from aiodist.channels.fetching import Fetching
+from aiodist.channels.into import VersionReading
 
 CHUNK = 1 << 14
 LAYERS = 24
@@ -124,6 +126,44 @@ def test_an_empty_slice_comes_with_the_others(in_place):
             assert await weights.latest(into={"bias": bias, "w": w}, in_place=in_place) == 1
             assert (w.array == 1).all()
             assert weights.mixed is None
+        stage.done.set()
+
+    stage.play({0: publish(), 1: take()})
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_no_call_returns_an_older_version_than_another_one_before(in_place, monkeypatch):
+    """The first call has version 1 and has not returned. Then the second one is given version 2."""
+    stage = ChannelStage(2)
+    has, other_has = asyncio.Event(), asyncio.Event()
+    of, name = (VersionReading, "in_place") if in_place else (Fetching, "newest")
+    original = getattr(of, name)
+
+    async def late(*args):
+        result = await original(*args)
+        if not has.is_set():
+            has.set()
+            await other_has.wait()
+        return result
+
+    monkeypatch.setattr(of, name, late)
+
+    async def publish():
+        async with stage.publisher() as out:
+            await out.publish(tree(1), version=1)
+            await has.wait()
+            await out.publish(tree(2), version=2)
+            await stage.done.wait()
+
+    async def take():
+        async with stage.subscriber() as weights:
+            into = tree(0)
+            first = asyncio.ensure_future(weights.latest(into=into, in_place=in_place))
+            await has.wait()
+            assert (await weights.latest(newer_than=1))[0] == 2
+            other_has.set()
+            assert await first == 2
+            assert is_version(into, 2)
         stage.done.set()
 
     stage.play({0: publish(), 1: take()})

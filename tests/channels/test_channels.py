@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import aiodist
+from aiodist.channels.fetching import Fetching
 from aiodist.wire.limits import MAX_NAME
 
 OPTIONS = {"timeout": 20.0}
@@ -252,6 +253,41 @@ def test_who_waits_for_a_later_version_holds_up_nobody(run, channel):
                 await out.publish(tree(4), version=4)
                 assert (await later)[0] == await written == 4
                 assert np.array_equal(into["layers"][0], tree(4)["layers"][0])
+
+    run(main())
+
+
+def test_who_waits_for_a_version_that_nobody_has_holds_up_nobody(run, channel, monkeypatch):
+    pauses, pause = asyncio.Semaphore(0), Fetching._pause
+
+    async def noted(self, seconds):
+        pauses.release()
+        return await pause(self, seconds)
+
+    monkeypatch.setattr(Fetching, "_pause", noted)
+
+    async def main():
+        async with aiodist.Coordinator("tcp://127.0.0.1:0") as coordinator:
+            weights = channel(coordinator)
+            async with weights.publisher() as out, weights.subscriber() as server:
+                await out.publish(tree(3), version=3)
+                await server.latest()
+                await out.publish(tree(4), version=4, lend=True)
+                await out.take_back(4)
+                into = tree(0)
+                calls = (
+                    server.latest(newer_than=3),
+                    server.latest(newer_than=3, into=into, in_place=True),
+                )
+                later = [asyncio.ensure_future(call) for call in calls]
+                for _ in later:
+                    await pauses.acquire()  # it has looked for version 4
+                assert (await server.latest())[0] == 3
+                assert not any(call.done() for call in later)
+                await out.publish(tree(5), version=5)
+                (version, _), written = await asyncio.gather(*later)
+                assert version == written == 5
+                assert np.array_equal(into["layers"][0], tree(5)["layers"][0])
 
     run(main())
 
