@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import ExitStack, aclosing
@@ -190,7 +191,7 @@ class IntoParts:
         """Raises TypeError and ValueError, naming the place in `into`, for arrays that cannot be
         written."""
         self._converts = converts
-        self._parts = parts_wanted(into)
+        self._parts, self._others = parts_wanted(into)
         self._targets: dict[str, UserArray] = {
             key: arrays.writable(part.array, f"into{key}") for key, part in self._parts.items()
         }
@@ -200,6 +201,17 @@ class IntoParts:
 
         Raises TypeError and ValueError, naming the place in `into`, if they do not fit.
         """
+        places = sorted(leaves)
+        for key, other in self._others.items():
+            at = bisect_left(places, key)  # the first array there, or in a tree there
+            if at < len(places) and places[at].startswith(key):
+                raise TypeError(
+                    f"into{key}: is {type(other).__name__}, the version has arrays there"
+                )
+        if leaves and not self._parts:
+            raise ValueError(
+                "into: has no array, and the version has some: give arrays to write to"
+            )
         for key, part in self._parts.items():
             if key not in leaves:
                 raise ValueError(f"into{key}: the version has no array there")

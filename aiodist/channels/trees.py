@@ -64,19 +64,20 @@ def unwrapped(params: Any, *, shares: int) -> tuple[Any, dict[str, Extent]]:
     return mapped(params, work), found
 
 
-def parts_wanted(into: Any) -> dict[str, Shard]:
-    """The arrays to write to, by their place in the tree `into`: parts, and whole arrays.
-
-    Numbers and strings are ignored.
-    """
+def parts_wanted(into: Any) -> tuple[dict[str, Shard], dict[str, Any]]:
+    """The arrays to write to, by their place in the tree `into`: parts, and whole arrays. And the
+    numbers and strings there."""
     found: dict[str, Shard] = {}
+    others: dict[str, Any] = {}
 
     def work(leaf: Any, where: Where) -> None:
-        if leaf is not None and not isinstance(leaf, (int, float, complex, str, bytes)):
+        if isinstance(leaf, (int, float, complex, str, bytes)):
+            others[str(where)] = leaf
+        elif leaf is not None:
             found[str(where)] = part(leaf, f"into{where}")
 
     mapped(into, work)
-    return found
+    return found, others
 
 
 def has_parts(tree: Any) -> bool:

@@ -97,10 +97,34 @@ def test_into_is_written_as_a_whole_or_not_at_all(run, channel):
                 wrong = {**into, "layers": [into["layers"][0], np.zeros(7)]}
                 with pytest.raises(TypeError, match=r"into\['layers'\]\[1\].*float64\[7\]"):
                     await server.latest(into=wrong)
+                # If floats are converted, arrays may be missing in `into`, but not all of them.
+                wrong = [5, "x", False, {**into, "layers": 5}, {**into, "empty": "x"}]
+                wrong += [{**into, "layers": [into["layers"][0], 1.5]}, [], {}, {"step": 1}]
+                for one in wrong:
+                    for convert in (False, True):
+                        with pytest.raises((TypeError, ValueError), match=r"^into"):
+                            await server.latest(into=one, convert=convert)
+                        with pytest.raises((TypeError, ValueError), match=r"^into"):
+                            await server.latest(into=one, convert=convert, in_place=True)
                 assert not into["layers"][0].any()
+                some = {"layers": [np.zeros(1000)], "step": 7, "scale": 0.0, "empty": None}
+                assert await server.latest(into=some, convert=True) == 1
+                assert np.array_equal(some["layers"][0], tree(1)["layers"][0])
                 assert await server.latest(into=into) == 1
                 assert np.array_equal(into["layers"][0], tree(1)["layers"][0])
                 assert np.array_equal(kept, tree(1)["layers"][1])
+
+    run(main())
+
+
+def test_a_version_without_arrays_is_taken_into_a_tree_without_them(run, channel):
+    async def main():
+        async with aiodist.Coordinator("tcp://127.0.0.1:0") as coordinator:
+            weights = channel(coordinator)
+            async with weights.publisher() as out, weights.subscriber() as server:
+                await out.publish({"step": 1}, version=1)
+                for convert in (False, True):
+                    assert await server.latest(into={"step": 0}, convert=convert) == 1
 
     run(main())
 

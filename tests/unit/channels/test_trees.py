@@ -31,8 +31,10 @@ def test_a_tree_that_contains_itself_is_refused():
 
 def test_what_is_wanted():
     into = {"a": PART, "b": [np.zeros(3), 1.5, None, "x"]}
-    assert [*parts_wanted(into)] == ["['a']", "['b'][0]"]
-    assert parts_wanted(into)["['a']"] is PART
+    parts, others = parts_wanted(into)
+    assert [*parts] == ["['a']", "['b'][0]"]
+    assert parts["['a']"] is PART
+    assert others == {"['b'][1]": 1.5, "['b'][3]": "x"}
     assert has_parts(into)
     assert not has_parts(into["b"])
     with pytest.raises(TypeError, match=r"into\['a'\]: an array, an aiodist.Shard or a DTensor"):
