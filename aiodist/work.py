@@ -225,7 +225,7 @@ class Work(asyncio.Future[T], Generic[T]):
 
     def fail(self, error: BaseException) -> None:
         """Complete with `error`, unless the Work is done. For the engine."""
-        if not self.done():
+        if not self._is_over:
             if isinstance(error, StopIteration):  # futures cannot raise it
                 error = RuntimeError(f"StopIteration({error.value!r}) was raised")
             if self.trace is not None:
@@ -242,7 +242,7 @@ class Work(asyncio.Future[T], Generic[T]):
 
     def cancel(self, msg: Any | None = None) -> bool:
         """Withdraw the operation. Return False if it was done already."""
-        if self.done():
+        if self._is_over:
             return False
         if self._on_cancel is not None:
             # First, the engine releases the buffers and tells the other ranks. If the operation is
@@ -301,6 +301,11 @@ class Work(asyncio.Future[T], Generic[T]):
         """
         if not self.done():
             raise RuntimeError(f"{self!r} is pending: await it before you synchronize")
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether the Work is done, or is about to be, because an observer now hears of its end."""
+        return self.done() or self._ended is not None
 
     def _seen(self) -> Work[T]:
         # A program may keep a method, such as `work.cancel`, that is older than its look.

@@ -192,6 +192,38 @@ def test_who_observes_hears_of_all_whether_or_not_more_is_kept(clock: Clock) -> 
     assert (counts.heard, len(entries(recorder, clock))) == (2, 2)
 
 
+class Meddling(Counts):
+    """An observer that cancels and fails a Work whose end it hears of."""
+
+    def __init__(self, work: Work[Any]) -> None:
+        self.work = work
+
+    def ended(self, record: Any) -> None:
+        super().ended(record)
+        assert not self.work.cancel()
+        self.work.fail(KeyError("planted"))
+
+
+@pytest.mark.parametrize(
+    ("end", "state"),
+    [
+        (lambda work: work.finish(5), "done"),
+        (lambda work: work.cancel(), "cancelled"),
+        (lambda work: work.fail(ValueError("planted")), "failed"),
+    ],
+)
+def test_an_observer_cannot_end_what_ends(clock: Clock, end: Any, state: str) -> None:
+    recorder = Recorder()
+    work: Work[Any] = Work.begin(cast(Any, clock), "barrier")
+    recorder.observe(meddling := Meddling(work))
+    Records(recorder, WORLD).begin(work)
+    end(work)
+    assert state in repr(work)
+    assert [one.state for one in entries(recorder, clock)] == [state]
+    assert meddling.heard == 1
+    assert work.cancelled() or work.exception() or work.result() == 5
+
+
 def test_messages_say_with_whom(clock: Clock) -> None:
     recorder = Recorder()
     loop: Any = clock
