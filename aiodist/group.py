@@ -567,6 +567,8 @@ class Group(Operations):
     async def __aexit__(
         self, kind: object, error: BaseException | None, trace: object
     ) -> bool | None:
+        if self._actor.is_inherited:
+            return None
         if self._line.keeper is not None and self._line.keeper.left(error):
             return True
         if error is None:

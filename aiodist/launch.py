@@ -463,6 +463,7 @@ def _uninterrupted() -> Iterator[None]:
 def _rank(rank: int, payload: int, pipe: int) -> None:
     """Run one rank. `payload` and `pipe` are file descriptors of the parent."""
     os.set_inheritable(pipe, False)
+    pid = os.getpid()
     dumps = reports.pickler(False)
     try:
         preparation, job, by_value, work = pickle.loads(_read(payload))
@@ -474,7 +475,11 @@ def _rank(rank: int, payload: int, pipe: int) -> None:
         with asyncio.Runner(loop_factory=spawn.new_event_loop) as runner:
             report = reports.returned(runner.run(_join(rank, job, main, args, options)), dumps)
     except BaseException as error:
+        if os.getpid() != pid:  # a child that `main` has forked ends as it wants to
+            raise
         report = reports.raised(error, dumps)
+    if os.getpid() != pid:
+        return
     reports.send(pipe, report)
     os.close(pipe)
     if report.outcome is not reports.ReportOutcome.RETURNED:

@@ -29,7 +29,6 @@ from aiodist.errors import (
     GroupClosedError,
     JoinError,
     JoinTimeoutError,
-    in_words,
 )
 from aiodist.group import Group
 from aiodist.links.endpoint import Endpoint
@@ -581,21 +580,20 @@ async def local(size: int, **options: Unpack[JoinOptions]) -> AsyncIterator[list
         ]
         try:
             groups = list(await asyncio.gather(*joining))
-        except BaseException:
+        except BaseException as error:
             for task in joining:
                 task.cancel()
             for outcome in await asyncio.gather(*joining, return_exceptions=True):
                 if isinstance(outcome, Group):
-                    await _aborted(outcome, "another rank did not join")
+                    await outcome.__aexit__(None, error, None)
             raise
+        pid = os.getpid()
         try:
             yield groups
         except BaseException as error:
-            await asyncio.gather(*(_aborted(group, in_words(error)) for group in groups))
+            if os.getpid() == pid:  # a forked child has nothing to leave
+                leaving = (group._newest().__aexit__(None, error, None) for group in groups)
+                await asyncio.gather(*leaving)
             raise
-        await asyncio.gather(*(group._newest().close() for group in groups))
-
-
-async def _aborted(group: Group, reason: str) -> None:
-    group._newest().abort(reason)
-    await group._actor.gone()
+        if os.getpid() == pid:
+            await asyncio.gather(*(group._newest().close() for group in groups))

@@ -80,6 +80,7 @@ class MemberConnection:
         self._entering: asyncio.Task[None] | None = None  # again, because the coordinator is back
         self.error: AiodistError | None = None  # why this takes part no more
         self._closed = False
+        self._pid = os.getpid()
         self._past = (0, 0)
         # The ids of other members that are gone. They cannot come back, because the links to them
         # have ended.
@@ -295,6 +296,8 @@ class MemberConnection:
 
     async def close(self) -> None:
         """Leave. Idempotent."""
+        if os.getpid() != self._pid:  # a forked child has nothing to leave
+            return
         self._closed = True
         self._fail(GroupClosedError(f"the averager {self.averager!r} was closed here"))
         for task in list(self._tasks):

@@ -111,8 +111,14 @@ class Home:
         """
         self._check_process()
 
+    @property
+    def is_inherited(self) -> bool:
+        """Whether this process is a fork of the one with the loop. Then there is nothing to
+        leave."""
+        return os.getpid() != self._pid
+
     def _check_process(self) -> None:
-        if os.getpid() != self._pid:
+        if self.is_inherited:
             raise forked()
 
     def began(self) -> None:

@@ -37,7 +37,8 @@ class BlockingWatch(Blocking[Watch]):
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        if not self._home.is_inherited:
+            self.close()
 
     def __iter__(self) -> BlockingWatch:
         return self

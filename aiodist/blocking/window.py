@@ -22,4 +22,5 @@ class BlockingWindow(Blocking[Window]):
         return self
 
     def __exit__(self, *reason: Any) -> None:
-        BlockingWork[None](self._home, partial(self._behind.__aexit__, *reason)).run()
+        if not self._home.is_inherited:
+            BlockingWork[None](self._home, partial(self._behind.__aexit__, *reason)).run()

@@ -4,6 +4,7 @@ life."""
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import (
     Awaitable,
     Callable,
@@ -88,6 +89,7 @@ class Participant:
         self._lag = Lag()
         self._was_entered = False
         self._closing: asyncio.Task[None] | None = None  # leaves; None: this takes part
+        self._pid = os.getpid()
 
     @property
     def changed(self) -> asyncio.Event:
@@ -117,6 +119,12 @@ class Participant:
         except BaseException:
             await self.close()
             raise
+
+    @property
+    def is_inherited(self) -> bool:
+        """Whether this process is a fork of the one that takes part. Then there is nothing to
+        leave."""
+        return os.getpid() != self._pid
 
     async def close(self) -> None:
         """Leave. Idempotent. A cancelled call does not stop it."""

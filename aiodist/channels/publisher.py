@@ -141,6 +141,8 @@ class Publisher:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        if self._participant.is_inherited:
+            return
         await self._encoding.close()
         await self._participant.close()
 

@@ -99,7 +99,8 @@ class Subscriber:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._participant.close()
+        if not self._participant.is_inherited:
+            await self._participant.close()
 
     @property
     def newest(self) -> int | None:

@@ -104,6 +104,7 @@ class RankActor(EndpointOwner):
         the view.
         """
         self.loop = asyncio.get_running_loop()  # everything here happens on it
+        self._pid = os.getpid()
         self.address = address
         self.view = view
         self.roots: tuple[int, ...] = ()  # of the members of the view, by rank
@@ -466,6 +467,11 @@ class RankActor(EndpointOwner):
     def _close_listeners(self) -> None:
         for listener in self._listeners:
             listener.close()
+
+    @property
+    def is_inherited(self) -> bool:
+        """Whether this process is a fork of the one that joined. Then there is nothing to leave."""
+        return os.getpid() != self._pid
 
     def end_in_child(self) -> None:
         """After a fork: let no call of the child's copy go on."""

@@ -95,6 +95,8 @@ class Keeper:
 
     async def end(self) -> None:
         """Leave, if this rank is still a member."""
+        if self.group is not None and self.group._actor.is_inherited:
+            return
         if self._watch is not None:
             self._watch.cancel()
         if self._calling is not None:

@@ -7,6 +7,7 @@ import contextlib
 import inspect
 import logging
 import math
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack
@@ -191,17 +192,19 @@ class Lifespan:
         joined: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._next = joined
         epochs = asyncio.create_task(self._epochs(keeper), name="aiodist lifespan")
+        pid = os.getpid()
         try:
             await asyncio.shield(joined)
             yield
         finally:
-            self._stopping = True
-            epochs.cancel()
-            await asyncio.wait({epochs})
-            self._keeper = None
-            self._fail(RuntimeError("the worker has ended"))
-            if not epochs.cancelled():
-                epochs.result()
+            if os.getpid() == pid:  # a forked child has nothing to leave
+                self._stopping = True
+                epochs.cancel()
+                await asyncio.wait({epochs})
+                self._keeper = None
+                self._fail(RuntimeError("the worker has ended"))
+                if not epochs.cancelled():
+                    epochs.result()
 
     async def _epochs(self, keeper: Keeper) -> None:
         try:

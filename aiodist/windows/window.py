@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import os
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from types import NoneType
@@ -87,6 +88,7 @@ class Window:
         self._pending = group._context.requests  # those of this rank that are not done
         self._sparing = Sparing(log)  # limits warnings about malformed requests
         group._context.records.hide_messages()  # reports show the calls of the program instead
+        self._pid = os.getpid()
         loop = asyncio.get_running_loop()
         self._serving = [
             loop.create_task(self._serve(rank), name=f"aiodist window of rank {rank}")
@@ -190,6 +192,8 @@ class Window:
         return self
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if os.getpid() != self._pid:  # a forked child has nothing to leave
+            return
         if error is None:
             await self.close()
         else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import select
+import selectors
 import signal
 import subprocess
 import sys
@@ -320,6 +321,38 @@ def test_child_that_holds_the_pipe(
         with pytest.raises(aiodist.PeerLostError, match=r"rank 0 of 1 died \(exit code 3\)"):
             aiodist.run(leave_a_child, 1, (code, str(path)))
     assert gone(int(path.read_text()))
+
+
+class WithoutUvloop:
+    """Removes uvloop from the process that reads it, because uvloop crashes in a forked child."""
+
+    def __reduce__(self) -> Any:
+        return without_uvloop, ()
+
+
+def without_uvloop() -> None:
+    sys.modules["uvloop"] = None  # type: ignore[assignment]
+
+
+def exit_code(child: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+async def exit_in_a_child(group: aiodist.Group, raises: bool, _: object) -> int:
+    if (child := os.fork()) == 0:
+        signal.alarm(60)  # the test ends even if the child does not
+        loop: Any = group._loop
+        loop._selector = selectors.DefaultSelector()  # its end changes that of the parent's loop
+        if raises:
+            sys.exit()
+        return -1
+    return exit_code(child)
+
+
+@pytest.mark.parametrize("raises", [True, False])
+def test_child_that_ends_in_main(raises: bool) -> None:
+    """It reports nothing in the name of its rank."""
+    assert aiodist.run(exit_in_a_child, 1, (raises, WithoutUvloop())) == [0]
 
 
 def test_ctrl_c_while_ranks_are_started(monkeypatch: pytest.MonkeyPatch) -> None:

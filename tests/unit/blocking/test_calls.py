@@ -318,6 +318,31 @@ def test_a_fork_has_no_part_in_the_group(pair: Pair, what: str) -> None:
     assert pending.wait() == "x"
 
 
+@pytest.mark.parametrize("raises", [True, False])
+def test_a_fork_leaves_a_block_as_it_wants_to(address: str, raises: bool) -> None:
+    parent, code = os.getpid(), 1
+    try:
+        with (
+            aiodist.connect_blocking(address, rank=0, size=1) as group,
+            group.expose(np.zeros(3)),
+            group.store.watch("key"),
+        ):
+            if (child := os.fork()) == 0:
+                signal.signal(signal.SIGALRM, signal.SIG_DFL)
+                signal.alarm(60)  # the test ends even if the child does not
+                if raises:
+                    raise KeyError("planted")
+            else:
+                assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+                group.barrier()
+        code = 0
+    except KeyError:
+        code = 0
+    finally:
+        if os.getpid() != parent:
+            os._exit(code)
+
+
 def test_a_group_ends_even_if_a_part_of_it_is_half_done(
     own: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
