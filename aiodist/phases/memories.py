@@ -25,6 +25,8 @@ Moves = Callable[[Sequence[Array]], None]
 """A step of a plan that is bound to shared memory. It takes slices of the user's array."""
 _TOTAL = -1
 """A cell that no plan uses: it holds the result before that is stored."""
+_RESULT = -2
+"""A cell that no plan uses: a frame with the result comes there."""
 
 
 class Blobs:
@@ -337,6 +339,26 @@ class Reductions(Regions):
             self._reduce(others, part, self.size)
 
 
+class Scratch:
+    """Memory for partial results that phases share, because only one of them runs at a time.
+
+    It has pieces, by number, each as large as the largest that was asked for.
+    """
+
+    def __init__(self) -> None:
+        self._pieces: dict[int, NDArray[np.uint8]] = {}
+
+    def piece(self, number: int, nbytes: int) -> NDArray[np.uint8]:
+        """Return `nbytes` bytes of the piece with this number."""
+        piece = self._pieces.get(number)
+        if piece is None or len(piece) < nbytes:
+            # Phases keep what they got. A new piece is at least twice as large as the one before,
+            # so all earlier ones together take no more than the newest.
+            room = nbytes if piece is None else max(nbytes, 2 * len(piece))
+            piece = self._pieces[number] = np.empty(room, np.uint8)
+        return piece[:nbytes]
+
+
 class Partials(Reductions):
     """Regions for plans that keep partial results in TMP and send them from there. They have the
     kernel's accumulator dtype."""
@@ -345,6 +367,11 @@ class Partials(Reductions):
         super().__init__(x, out, 0, kernel, size)
         # The accumulator dtype, so that a partial result is not rounded at each rank.
         self.vectors[TMP] = Vector.of(np.empty(scratch, kernel.wire_dtype))
+
+    def share(self, scratch: Scratch) -> None:
+        """Keep partial results in `scratch` from here on."""
+        tmp = self.vectors[TMP]
+        self.vectors[TMP] = Vector.of(scratch.piece(0, tmp.nbytes).view(tmp.dtype))
 
     def reduce(self, step: Reduce) -> None:
         if not (self.kernel.loads or self.kernel.stores):
@@ -385,13 +412,14 @@ class _Cells(dict[int, tuple[memoryview, list[Array]]]):
 
     def __init__(self, kernels: Sequence[AnyKernel], lengths: Sequence[int]) -> None:
         super().__init__()
+        self.scratch = Scratch()
         self._dtypes = [kernel.wire_dtype for kernel in kernels]
         self._sizes = [
             dtype.itemsize * length for dtype, length in zip(self._dtypes, lengths, strict=True)
         ]
 
     def __missing__(self, index: int) -> tuple[memoryview, list[Array]]:
-        data = np.empty(sum(self._sizes), np.uint8)
+        data = self.scratch.piece(index, sum(self._sizes))
         parts = zip(self._dtypes, self._sizes, accumulate(self._sizes), strict=True)
         cell = self[index] = data.data, [data[end - n : end].view(dtype) for dtype, n, end in parts]
         return cell
@@ -420,6 +448,10 @@ class SmallReductions:
             if isinstance(kernel, Kernel) and len(x.arrays) == len(out.arrays) == 1:
                 self.plain = kernel.plain(x.length)  # None: no single function does it
 
+    def share(self, scratch: Scratch) -> None:
+        """Make all cells in `scratch`, of which none was used yet."""
+        self._cells.scratch = scratch
+
     def cell(self, span: Span) -> tuple[memoryview, list[Array]]:
         """Return the bytes of a cell, and its arrays, one for each group."""
         return self._cells[span.start]
@@ -434,7 +466,8 @@ class SmallReductions:
         if span.buffer == TMP:
             return self._cells[span.start][0]
         if self._result is None:
-            self._result = memoryview(bytearray(sum(out.nbytes for _, _, out in self.groups)))
+            nbytes = sum(out.nbytes for _, _, out in self.groups)
+            self._result = self._cells.scratch.piece(_RESULT, nbytes).data
         return self._result
 
     def outgoing(self, spans: Spans) -> Sequence[memoryview]:

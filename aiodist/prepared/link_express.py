@@ -18,7 +18,7 @@ from aiodist.engine.executor import ALL, Executor
 from aiodist.engine.operation import NoResult, Program
 from aiodist.engine.phase import Phase
 from aiodist.phases.base import Call, share_over_links
-from aiodist.phases.memories import Blobs, SmallReductions
+from aiodist.phases.memories import Blobs, Scratch, SmallReductions
 from aiodist.prepared import lane_values
 from aiodist.prepared.express import (
     Express,
@@ -71,11 +71,19 @@ class LinkRecipe(Recipe):
     __slots__ = ("_memory", "_plain", "_quietly", "_rounds", "frames")
 
     def __init__(
-        self, context: LinkGroup, op: str, call: bytes, phase: Phase, vector: Vector, keeps: object
+        self,
+        context: LinkGroup,
+        op: str,
+        call: bytes,
+        phase: Phase,
+        vector: Vector,
+        keeps: object,
+        scratch: Scratch,
     ) -> None:
         super().__init__(op, call, phase, vector, keeps)
         assert isinstance(phase.memory, SmallReductions)
         self._memory = phase.memory  # cells with the partial results of the plan
+        self._memory.share(scratch)
         self.frames = Frames(context, call, phase.prepared.plan)
         self.frames.memory = phase.memory
         self._quietly = quietly()  # calls functions without warnings of numpy
@@ -187,6 +195,7 @@ class LinkExpress(Express[LinkGroup, LinkRecipe | LinkValues]):
         super().__init__(context)
         self._known = KnownCalls()
         self._arena = np.empty(ARENA, np.uint8).data  # the blobs of all ranks in the present call
+        self._scratch = Scratch()  # the partial results of the present call
 
     def _prepare(
         self, op: str, call: bytes, phase: Phase, vector: Vector, keeps: object
@@ -194,7 +203,7 @@ class LinkExpress(Express[LinkGroup, LinkRecipe | LinkValues]):
         prepared = phase.prepared
         if not (vector.length and prepared.plan.eager and prepared.receives):
             return None
-        return LinkRecipe(self._context, op, call, phase, vector, keeps)
+        return LinkRecipe(self._context, op, call, phase, vector, keeps, self._scratch)
 
     def _run(
         self,

@@ -22,7 +22,7 @@ from aiodist.engine.executor import Executor, area_of, begin_area
 from aiodist.engine.operation import NoResult, Program
 from aiodist.engine.phase import Phase
 from aiodist.phases.base import Call
-from aiodist.phases.memories import Blobs
+from aiodist.phases.memories import Blobs, Partials, Scratch
 from aiodist.prepared import lane_values
 from aiodist.prepared.express import (
     Express,
@@ -74,12 +74,15 @@ class MultihostExpress(Express[LinkGroup, MultihostRecipe | MultihostValues]):
         super().__init__(context)
         self._lane = lane
         self._known = KnownCalls()
+        self._scratch = Scratch()  # the partial results of the present call
 
     def _prepare(
         self, op: str, call: bytes, phase: Phase, vector: Vector, keeps: object
     ) -> MultihostRecipe | None:
         if not (vector.length and phase.prepared.plan.eager and phase.shared is not None):
             return None
+        assert isinstance(phase.memory, Partials)
+        phase.memory.share(self._scratch)
         return MultihostRecipe(self._context, op, call, phase, vector, keeps)
 
     def _learn_other(

@@ -83,6 +83,27 @@ async def test_it_gives_what_the_ordinary_way_gives(groups, size, op, dtype):
         nothing_is_left(ranks)
 
 
+@pytest.mark.parametrize("size", [2, 3, 5])
+async def test_recipes_share_the_memory_of_partial_results(groups, size):
+    """One call at a time uses it, whatever it reduces."""
+    async with groups(size) as ranks:
+        for number in range(60):
+            # Lengths and bytes of a number change up and down.
+            length, dtype = 2000 + number * (-1) ** number, ("f4", "f2", "f8")[number % 3]
+            works = [g.all_reduce(np.full(length, g.rank + 1, dtype)) for g in ranks]
+            for found in await asyncio.gather(*works):
+                assert (found == size * (size + 1) / 2).all()
+        for group in ranks:
+            recipes = [*group._context.express._recipes.values()]
+            assert len(recipes) >= 60  # one more if the first call had none
+            memories = [recipe.phase.memory for recipe in recipes]
+            cells = {cell for memory in memories for cell in memory._cells}
+            views = [view for memory in memories for view, _ in memory._cells.values()]
+            views += [memory._result for memory in memories if memory._result is not None]
+            places = {np.asarray(view).ctypes.data for view in views}
+            assert len(places) <= 4 * (len(cells) + 1)
+
+
 async def test_large_numbers_are_written_as_others_write_them(groups, every_tag):
     async with groups(2) as ranks:
         x = np.ones(3, np.float32)

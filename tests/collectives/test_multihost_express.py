@@ -21,6 +21,7 @@ from aiodist import (
 )
 from aiodist.prepared import kinds
 from aiodist.prepared.multihost_express import MultihostExpress
+from aiodist.schedules.plan import TMP
 
 pytestmark = [pytest.mark.strength(2), pytest.mark.usefixtures("no_turn_is_due")]
 
@@ -386,6 +387,23 @@ async def test_a_rank_that_is_late(on_hosts, layout):
             await ranks[late].all_gather(x)
         await called(ranks, lambda g: g.all_gather(x))
         nothing_is_left(ranks)
+
+
+@layouts
+async def test_recipes_share_the_memory_of_partial_results(on_hosts, layout):
+    """One call at a time uses it, whatever it reduces."""
+    async with on_hosts(layout) as ranks:
+        size = len(ranks)
+        for number in range(60):
+            # Lengths and bytes of a number change up and down.
+            x = np.ones(2000 + number * (-1) ** number, ("f4", "f2", "f8")[number % 3])
+            for found in await called(ranks, lambda g, x=x: g.all_reduce(x * (g.rank + 1))):
+                assert (found == size * (size + 1) / 2).all()
+        for group in ranks:
+            recipes = [*express_of(group)._recipes.values()]
+            assert len(recipes) == 60
+            partials = [recipe.phase.memory.vectors[TMP] for recipe in recipes]
+            assert len({x.ctypes.data for one in partials for x in one.arrays}) <= 4
 
 
 async def test_what_waits_keeps_no_array(on_hosts):
