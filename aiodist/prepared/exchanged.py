@@ -14,6 +14,10 @@ from aiodist.collectives.templates import Template, template_of
 
 MANY = 16
 """With more ranks, operations that show one value for each other rank are not prepared."""
+A_GAP = 2_000
+"""Bytes of an array or a number in a template and of its views, measured with thousands of them."""
+COPIES = 3
+"""So many times the other bytes of a template are kept: in it, as metadata, and in a `Tree`."""
 
 
 class Exchanged(NamedTuple):
@@ -41,6 +45,14 @@ class Exchanged(NamedTuple):
         if self.number is not None:
             return numbers.template_of(blob, self.number)
         return template_of(blob, self.counts[rank], rank, moves=self.moves)
+
+    def bytes_kept(self, own: Template, rank: int) -> int:
+        """Estimate the bytes of the templates of all ranks, if `rank` shows its `own`.
+
+        Most ranks show values like those of this rank.
+        """
+        nbytes = A_GAP * len(own.gaps) + COPIES * sum(len(part) for _, part in own.fixed)
+        return nbytes * sum(self.counts) // max(1, self.counts[rank])
 
 
 def exchanged_by(op: str, rank: int, size: int, args: tuple[Any, ...]) -> Exchanged | None:

@@ -122,7 +122,7 @@ class Recipe:
         self.vector = vector  # stands for the user's array in the memory of that phase
         vector.lend(None)
         self.nbytes = vector.nbytes  # bytes of the array
-        # How many steps of its plan are kept in memory.
+        # How many steps of its plan are kept in memory. Other memory counts as steps, too.
         self.weight = phase.prepared.weight
         self.keeps = keeps  # keeps this object alive, because recipes are found by its id
         self.returns = True  # whether this rank has a result

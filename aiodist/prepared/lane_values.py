@@ -43,7 +43,7 @@ from aiodist.phases.base import Call, Part
 from aiodist.phases.memories import Blobs
 from aiodist.prepared import plain
 from aiodist.prepared.exchanged import Exchanged, exchanged_by
-from aiodist.prepared.express import ExpressGroup, Flat, Recipe, written
+from aiodist.prepared.express import A_STEP, ExpressGroup, Flat, Recipe, written
 from aiodist.prepared.taking import (
     AwaitedBlobs,
     Collect,
@@ -121,6 +121,8 @@ class ValueRecipe(Recipe):
         exchanged: Exchanged,
         own: Template,
     ) -> None:
+        # The calls have memories of their own. That of the first call has its values.
+        phase = phase._replace(memory=Blobs(context.rank, context.size, b""))
         super().__init__(call.op, call.text.encode(), phase, Vector([], np.uint8), None)
         self.nbytes = call.nbytes
         self.finish: Callable[[Any], Any] | None = list.pop
@@ -128,6 +130,7 @@ class ValueRecipe(Recipe):
         self._make = make  # makes the call again, for the ordinary way
         self._exchanged = exchanged
         self._own = own  # what this rank shows
+        self.weight += exchanged.bytes_kept(own, context.rank) // A_STEP
         self.unformed = 1
         # What others show, by rank.
         self._known: list[list[Template]] = [[] for _ in range(context.size)]

@@ -30,17 +30,14 @@ from aiodist.prepared.express import (
     returning,
 )
 from aiodist.prepared.joined import JoinedCalls
-from aiodist.prepared.link_frames import Frames, LinkGroup, is_free
+from aiodist.prepared.link_frames import KEPT_LENGTHS, Frames, LinkGroup, is_free
 from aiodist.prepared.link_moves import MovingCall
 from aiodist.prepared.link_values import ARENA, LinkValues
 from aiodist.schedules.plan import Plan, Recv, Reduce, Send, Step
 from aiodist.work import Work
 
 KEPT_KINDS = 64
-"""The most kinds of calls whose frames are kept: the latest ones.
-
-It is also the most blob lengths that are kept for each kind.
-"""
+"""The most kinds of calls whose frames are kept: the latest ones."""
 
 SHARE_FIRST = {
     "broadcast": True,
@@ -341,7 +338,7 @@ def learning(known: Known, memory: Blobs, rank: int, program: Program) -> Progra
     """
     result = yield from program
     lengths = [*map(len, memory.blobs)]
-    if len(known.lengths) >= KEPT_KINDS:
+    if len(known.lengths) >= KEPT_LENGTHS:
         known.lengths.clear()
     known.lengths[lengths[rank]] = lengths
     return result

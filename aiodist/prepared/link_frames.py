@@ -26,6 +26,9 @@ LOOKED_FOR = 80 * 1024
 A larger frame takes longer to arrive than that saves, and is better read straight into its place.
 """
 
+KEPT_LENGTHS = 64
+"""The most lengths of frames or blobs of which something is kept for a kind of calls."""
+
 
 class LinkGroup(ExpressGroup, Protocol):
     """A group whose ranks are joined by links, and whose collectives may be prepared."""
@@ -130,6 +133,8 @@ class Frames(EagerLinks):
             tag, seq = self._key
             stencil = self._stencils.get(nbytes)
             if stencil is None:
+                if len(self._stencils) >= KEPT_LENGTHS:
+                    self._stencils.clear()
                 begins = kinds.MESSAGE, self._context.id, tag
                 stencil = self._stencils[nbytes] = Stencil(begins, (0, self._call), nbytes)
             prefix = self._prefixes[nbytes] = stencil.fill(seq)

@@ -12,7 +12,7 @@ from over_links import OVER_SOCKETS, ordinary
 
 import aiodist
 from aiodist.operations import collectives
-from aiodist.prepared import kinds, link_express
+from aiodist.prepared import express, kinds, link_express, link_frames
 from aiodist.prepared.link_express import LinkExpress
 
 pytestmark = OVER_SOCKETS
@@ -194,6 +194,40 @@ async def test_kinds_that_were_not_called_for_long_are_forgotten(groups, monkeyp
             assert isinstance(express, LinkExpress)
             kinds = [*express._known]
             assert kinds == [b"gather(dst=0)", b"gather(dst=1)"]
+
+
+async def test_ever_new_lengths_take_no_more_memory(groups, monkeypatch):
+    for module in (link_express, link_frames):
+        monkeypatch.setattr(module, "KEPT_LENGTHS", 3)
+    async with groups(3) as ranks:
+        for length in range(1, 20):
+            await called(ranks, lambda g, x: g.all_gather([x * g.rank, *WIDE]), np.ones(length))
+        for group in ranks:
+            (known,) = group._context.express._known.values()
+            assert len(known.frames._stencils) <= 3
+            assert len(known.lengths) <= 3
+
+
+async def test_what_recipes_keep_is_counted(groups, monkeypatch):
+    length = 50_000
+    async with groups(3) as ranks:
+        values = {"a": np.ones(3), "short": "x"}, {"a": np.ones(3), "long": "x" * length}
+        for value in values:
+            await learn(ranks, lambda g, x: g.all_gather(x), value)
+        for group in ranks:
+            kept = group._context.express
+            none, few, many = (express._weight(*one) for one in kept._recipes.items())
+            assert kept._weight == none + few + many
+            assert many > few + 3 * length  # it is known what each rank shows
+            # Nothing else keeps what was shown.
+            blobs = [recipe.phase.memory.blobs for recipe in [*kept._recipes.values()][1:]]
+            assert blobs == [[b""] * 3] * 2
+        monkeypatch.setattr(express, "KEPT", many)
+        await learn(ranks, lambda g, x: g.all_gather(x), np.ones(3))
+        for group in ranks:
+            kept = group._context.express
+            assert kept._weight == sum(express._weight(*one) for one in kept._recipes.items())
+            assert kept._weight <= many
 
 
 async def test_a_program_is_started_once(groups, monkeypatch):
