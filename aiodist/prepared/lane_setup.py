@@ -22,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import mmap
 from typing import Any, Protocol
 
 import msgpack
@@ -114,8 +115,7 @@ class LaneSetup:
             first = context.calls.hold()
             crowded = len(self._mates) + 1 > cores()
             answers = await self._share((not problem, first, crowded))
-            # A rank that is alone on its host has no memory to show, so it gets a private area.
-            memory = memoryview(bytearray(LANE)) if offer is None else offer.segment.memory
+            memory = _alone() if offer is None else offer.segment.memory
         finally:
             if offer is not None:
                 offer.close()  # all ranks of the host have it
@@ -182,6 +182,12 @@ class LaneSetup:
             return [msgpack.unpackb(blob) for blob in blobs]
         except ValueError as error:
             raise ProtocolError(f"malformed answer about shared memory: {error!r}") from None
+
+
+def _alone() -> memoryview:
+    """Return the memory of a rank that is alone on its host, and has nobody to show it to."""
+    # Like that of others, it takes only the pages that are used. `bytearray` would write them all.
+    return memoryview(mmap.mmap(-1, LANE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
 
 
 def _offer(loop: asyncio.AbstractEventLoop) -> tuple[SegmentOffer | None, str]:

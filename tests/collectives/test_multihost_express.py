@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
 import itertools
+import mmap
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +24,7 @@ from aiodist import (
 from aiodist.prepared import kinds
 from aiodist.prepared.multihost_express import MultihostExpress
 from aiodist.schedules.plan import TMP
+from aiodist.shared_memory.board import LANE
 
 pytestmark = [pytest.mark.strength(2), pytest.mark.usefixtures("no_turn_is_due")]
 
@@ -387,6 +390,19 @@ async def test_a_rank_that_is_late(on_hosts, layout):
             await ranks[late].all_gather(x)
         await called(ranks, lambda g: g.all_gather(x))
         nothing_is_left(ranks)
+
+
+async def test_a_rank_that_is_alone_on_its_host_takes_few_pages(on_hosts):
+    async with on_hosts("abbb") as ranks:
+        await called(ranks, lambda g: g.all_reduce(np.ones(1000)))
+        alone = ranks[0]._context.lane.board
+        memory = np.frombuffer(alone.area(0, 0).obj, np.uint8)
+        assert memory.nbytes == LANE
+        start = memory.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE
+        pages = (ctypes.c_ubyte * (LANE // mmap.PAGESIZE))()
+        size = ctypes.c_size_t(LANE)
+        assert ctypes.CDLL(None).mincore(ctypes.c_void_p(start), size, pages) == 0
+        assert 0 < sum(page & 1 for page in pages) < len(pages) / 2  # even if pages are huge
 
 
 @layouts
