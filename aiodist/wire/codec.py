@@ -11,11 +11,11 @@ import msgpack
 from aiodist.errors import MessageTooLargeError, ProtocolError
 from aiodist.wire.columns import pack_rows, unpack_rows
 from aiodist.wire.frames import Frame, encode, pack_fields, unpack_fields
-from aiodist.wire.limits import MAX_BODY, MAX_MEMBERS
+from aiodist.wire.limits import MAX_BODY, MAX_MEMBERS, MAX_REQUEST
 from aiodist.wire.messages import Message, message_type
 from aiodist.wire.schema import build, integer, pack, plain
 
-_check_request = integer(0, 2**32 - 1)
+_check_request = integer(0, MAX_REQUEST)
 
 _shared: WeakValueDictionary[bytes, Message] = WeakValueDictionary()
 """Messages with many rows that this process holds, by a digest of their bytes.

@@ -15,6 +15,9 @@ PROTOCOL_VERSION: Final = 6
 MAX_CONTROL_HEADER: Final = 16
 """The most bytes of the header of a control message: the msgpack array [type, request]."""
 
+MAX_REQUEST: Final = 2**63 - 1
+"""The highest number of a request. A member counts its requests for as long as it lives."""
+
 MAX_BODY_BEFORE_WELCOME: Final = 1024
 """The most bytes of the body of a message from a connection that has not been let in."""
 

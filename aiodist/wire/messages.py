@@ -30,6 +30,7 @@ from aiodist.wire.limits import (
     MAX_MEMBERS,
     MAX_METADATA,
     MAX_NAME,
+    MAX_REQUEST,
     MAX_TEXT,
     MAX_VALUE,
     MAX_WAIT_KEYS,
@@ -70,7 +71,7 @@ OptionalRank = Annotated[int | None, schema.optional(schema.integer(0, MAX_MEMBE
 OptionalSize = Annotated[int | None, schema.optional(schema.integer(1, MAX_MEMBERS))]
 Epoch = Annotated[int, schema.integer(1, 2**62)]
 Pid = Annotated[int, schema.integer(0, 2**32)]
-Request = Annotated[int, schema.integer(0, 2**32 - 1)]
+Request = Annotated[int, schema.integer(0, MAX_REQUEST)]
 Lifetime = Annotated[float | None, schema.optional(schema.seconds(1e-3))]
 Metadata = Annotated[Mapping[str, Any], schema.tree(MAX_METADATA)]
 Addresses = Annotated[tuple[str, ...], schema.sequence(schema.text(MAX_NAME, 1), MAX_ADDRESSES)]

@@ -275,14 +275,14 @@ class Corpus:
     def control(self, cls: type[Message], **given: Any) -> bytes:
         """A sound frame of a control message: what it says is arbitrary."""
         message = build(cls, self.fields_of(cls, **given))
-        request = self.pick([0, 1, 2, 3, self.rng.randrange(2**32)])
+        request = self.pick([0, 1, 2, 3, self.rng.randrange(limits.MAX_REQUEST)])
         return encode_message(message, request, max_body=limits.MAX_REPLY)
 
     def bad_control(self) -> bytes:
         """A frame that looks like one: of any code, with fields of any type."""
         code = self.pick([cls.code for cls in CONTROL] + [self.rng.randrange(300)])
         body = msgpack.packb([self.value() for _ in range(self.rng.randrange(10))])
-        return encode(pack_fields(code, self.pick([0, 1, 7, 2**32 - 1])), body)
+        return encode(pack_fields(code, self.pick([0, 1, 7, limits.MAX_REQUEST])), body)
 
     # -- frames between ranks ---------------------------------------------------------------------
 

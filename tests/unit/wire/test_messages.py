@@ -17,7 +17,7 @@ from aiodist.wire import messages as m
 from aiodist.wire import recovery as r
 from aiodist.wire.columns import pack_rows
 from aiodist.wire.frames import Decoder, Frame, pack_fields
-from aiodist.wire.limits import MAX_REPLY, MAX_VALUE
+from aiodist.wire.limits import MAX_CONTROL_HEADER, MAX_REPLY, MAX_REQUEST, MAX_VALUE
 from aiodist.wire.schema import field_names
 
 names = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20)
@@ -120,7 +120,7 @@ BY_TYPE: dict[type[m.Message], st.SearchStrategy[Any]] = {
     m.StoreCompareSet: st.builds(m.StoreCompareSet, names, st.none() | blobs, blobs, ttls),
     m.StoreDelete: st.builds(m.StoreDelete, names),
     m.StoreWatch: st.builds(m.StoreWatch, names, st.booleans()),
-    m.StoreCancel: st.builds(m.StoreCancel, st.integers(0, 2**32 - 1)),
+    m.StoreCancel: st.builds(m.StoreCancel, st.integers(0, MAX_REQUEST)),
     m.StoreChanged: st.builds(m.StoreChanged, names, st.none() | blobs),
     m.Result: st.builds(m.Result, st.none() | st.booleans() | numbers | blobs),
 }
@@ -278,13 +278,13 @@ def test_every_message_is_tried() -> None:
 
 @settings(suppress_health_check=[HealthCheck.too_slow])
 @given(
-    st.lists(st.tuples(st.integers(0, 2**32 - 1), any_message), max_size=4),
+    st.lists(st.tuples(st.integers(0, MAX_REQUEST), any_message), max_size=4),
     st.lists(st.integers(0, 10_000), max_size=10),
 )
 def test_what_is_sent_arrives(sent: list[tuple[int, m.Message]], cuts: list[int]) -> None:
     data = b"".join(codec.encode_message(message, request) for request, message in sent)
     edges = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
-    decoder = Decoder()
+    decoder = Decoder(max_header=MAX_CONTROL_HEADER)
     got = []
     for start, stop in pairwise(edges):
         got += [codec.decode_message(frame) for frame in decoder.feed(data[start:stop])]
