@@ -104,7 +104,7 @@ def test_everyone_reads_all_in_order(ring, seed):
                     assert taken_of(reader) == left[0]
                 else:
                     assert reader.shown(prefix, len(data)) == data
-                    reader.passed(prefix, len(data))
+                    reader.move(len(prefix) + padded(len(data)))
                 left.popleft()
     assert refused
     for (rank, peer), left in due.items():
@@ -187,7 +187,7 @@ def test_laps_word_by_word(size, near, monkeypatch):
                     shown = reader.shown(prefix, len(data))
                     assert shown is not None
                     assert shown.tobytes() == data
-                    reader.passed(prefix, len(data))
+                    reader.move(len(prefix) + padded(len(data)))
                     read[rank] += 1
 
             todo = [[post] * 25, *([partial(take, rank)] * 12 for rank in range(1, size))]
