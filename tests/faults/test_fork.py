@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from types import SimpleNamespace
@@ -137,7 +138,7 @@ def test_a_child_leaves_a_context_as_it_wants_to(run, what, raises):
 
         def turn() -> None:  # leaving must not wait, because other tasks would go on in the child
             if os.getpid() != parent:
-                os._exit(1)
+                os._exit(2)
 
         try:
             async with aiodist.Coordinator() as one, entered(what, one.address) as call:
@@ -155,6 +156,8 @@ def test_a_child_leaves_a_context_as_it_wants_to(run, what, raises):
             code = 0
         finally:
             if os.getpid() != parent:
+                if code:
+                    traceback.print_exc()  # else nobody hears of it
                 os._exit(code)
 
     run(main())
