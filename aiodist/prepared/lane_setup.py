@@ -185,7 +185,7 @@ class LaneSetup:
 
 
 def _alone() -> memoryview:
-    """Return the memory of a rank that is alone on its host, and has nobody to show it to."""
+    """Return the memory of a rank that is alone on its host: no other rank sees it."""
     # Like that of others, it takes only the pages that are used. `bytearray` would write them all.
     return memoryview(mmap.mmap(-1, LANE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
 

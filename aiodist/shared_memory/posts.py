@@ -436,7 +436,7 @@ class Reader(CoreCursor):
         try:
             post = self.next_post()
         except ProtocolError:
-            return None  # whoever takes it finds the error, too
+            return None  # the code that takes the post finds the error, too
         return post if post.words == words and post.number == number else None
 
     def give_up(self) -> None:

@@ -157,7 +157,7 @@ def test_a_child_leaves_a_context_as_it_wants_to(run, what, raises):
         finally:
             if os.getpid() != parent:
                 if code:
-                    traceback.print_exc()  # else nobody hears of it
+                    traceback.print_exc()  # the parent sees only the exit code
                 os._exit(code)
 
     run(main())

@@ -432,7 +432,7 @@ def largest_frame(world):
 
 GIVERS = {"broadcast": {1}, "into": {1}, "all_gather": {0, 1}, "gather": {0}, "scatter": {1},
           "all_to_all": {0, 1}, "express": {0, 1}, "reduce": {0, 1}}  # fmt: skip
-"""Who has something for the others."""
+"""The ranks that have something for the others."""
 REDUCED = ("express", "reduce")
 """So few bytes are not reduced on berths."""
 
