@@ -240,7 +240,10 @@ def taking_in_one_go(
         return plainly(recipe, posts, comes, moved, tag, number, given, own)
 
     def by_windows(tag: object, number: int, given: Given) -> bool | None:
-        """Do a call that has posted. False: nothing was read. None: nor do all windows fit."""
+        """Do a call that has posted.
+
+        False: nothing was read. None: the same, because a post has a form that is not known.
+        """
         expected = recipe.expected[tag]
         ((own_begin, _, _, own),) = expected[rank]
         own_at = posts.last_at(own.length)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+import gc
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import Any
 
 import aiodist
@@ -23,3 +25,20 @@ async def sharing(size: int, **options: Any) -> AsyncIterator[list[Group]]:
         while any(group._context.express is None for group in ranks):
             await everyone(ranks, lambda group: group.barrier())
         yield ranks
+
+
+@contextmanager
+def unmapping_all() -> Iterator[None]:
+    """Fail if memory that was mapped in this context still is, without the collector's help."""
+
+    def mapped() -> int:
+        return Path("/proc/self/maps").read_text(encoding="utf-8").count("/memfd:aiodist")
+
+    gc.collect()
+    before = mapped()
+    gc.disable()
+    try:
+        yield
+        assert mapped() == before
+    finally:
+        gc.enable()

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import numpy as np
 import pytest
 from idle_time import on_idle_time
+from sharing import unmapping_all
 
 import aiodist
 from aiodist import CollectiveAbortedError, CollectiveTimeoutError, MismatchError, ReduceOp, trace
@@ -159,23 +158,14 @@ LARGE = {
 
 @pytest.mark.parametrize("start", LARGE.values(), ids=LARGE)
 def test_a_group_that_ends_unmaps_its_memory_without_the_collector(run, start):
-    def mapped():
-        return Path("/proc/self/maps").read_text(encoding="utf-8").count("/memfd:aiodist")
-
     async def main():
         async with sharing(3) as ranks:
             for length in (8, 1 << 15, 1 << 18):
                 for _ in range(6):
                     await everyone(ranks, lambda g, n=length: start(g, np.ones(n), tag="a"))
 
-    gc.collect()
-    before = mapped()
-    gc.disable()
-    try:
+    with unmapping_all():
         run(main())
-        assert mapped() == before
-    finally:
-        gc.enable()
 
 
 @pytest.mark.parametrize("nbytes", [1 << 18, 3 << 20])
