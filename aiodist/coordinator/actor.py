@@ -13,7 +13,7 @@ import ssl as tls
 import time
 import weakref
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -362,10 +362,10 @@ _listening: weakref.WeakSet[Coordinator] = weakref.WeakSet()
 def _close_in_child() -> None:
     coordinators = list(_listening)
     _listening.clear()
-    for coordinator in coordinators:  # all of them first, because closing one may fail
-        coordinator.end_in_child()
-    for coordinator in coordinators:
-        coordinator.close_fds_after_fork()
+    with ExitStack() as stack:  # it closes all, even if closing one fails
+        for coordinator in coordinators:
+            stack.callback(coordinator.close_fds_after_fork)
+            coordinator.end_in_child()
 
 
 if hasattr(os, "register_at_fork"):

@@ -534,11 +534,10 @@ atexit.register(_tell_at_exit)
 
 
 def _close_in_child() -> None:
-    actors = list(_actors)
-    for actor in actors:  # all of them first, because closing one may fail
-        actor.end_in_child()
-    for actor in actors:
-        actor.close_in_child()
+    with contextlib.ExitStack() as stack:  # it closes all, even if closing one fails
+        for actor in list(_actors):
+            stack.callback(actor.close_in_child)
+            actor.end_in_child()
 
 
 if hasattr(os, "register_at_fork"):

@@ -73,6 +73,24 @@ def test_a_child_takes_part_in_nothing_even_if_closing_fails(run, monkeypatch):
     run(main())
 
 
+def test_closing_one_that_fails_does_not_keep_others_open(run, monkeypatch):
+    closed = []
+
+    def fail():
+        closed.append(True)
+        raise OSError("planted")
+
+    async def main():
+        async with aiodist.local(3, transports=("tcp",)) as ranks:
+            for group in ranks:
+                monkeypatch.setattr(group._actor, "close_in_child", fail)
+            if (child := os.fork()) == 0:
+                os._exit(len(closed))
+            assert exit_code(child) == 3
+
+    run(main())
+
+
 def exit_code(child: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
