@@ -194,6 +194,9 @@ class Group(Operations):
         gives up in the last moment, it may have left the group that others get. If another rank
         has revoked it meanwhile, you get it revoked.
 
+        Close the new group when you no longer need it, for example by ``async with pair:``. A group
+        that is only dropped keeps its sockets and its memory until the one of `connect` ends.
+
         For example::
 
             if group.rank < 2:
@@ -210,6 +213,7 @@ class Group(Operations):
         """Make a group of the ranks that give the same `color`, ordered by (key, rank).
 
         All ranks call this. A rank that gives None as color gets no group, and None as the result.
+        Close the new group when you no longer need it (see `subgroup`).
 
         For example::
 
@@ -234,6 +238,8 @@ class Group(Operations):
     @started
     async def dup(self, *, timeout: float | None = None) -> Group:
         """Make another group of the same ranks. Its operations do not match those of this group.
+
+        Close it when you no longer need it (see `subgroup`).
 
         For example::
 
@@ -441,6 +447,9 @@ class Group(Operations):
 
         Raises TypeError or ValueError on this rank if `x` cannot be written in place. The other
         ranks get CollectiveAbortedError then.
+
+        Close the window when you no longer need it: one that is only dropped keeps its memory until
+        the group of `connect` ends.
 
         For example::
 
