@@ -50,7 +50,7 @@
 #include <unistd.h>
 #endif
 
-#define LAYOUT 20      // aiodist.compiled refuses a build with another number
+#define LAYOUT 21      // aiodist.compiled refuses a build with another number
 #define BLOCK 1024     // elements in one step of the work, so that they stay in the first cache
 #define ALONE 32768    // from so many bytes on, other threads may run meanwhile
 
@@ -1378,6 +1378,9 @@ typedef struct {
     // A tape of posts has the `Posts` as its `lane`, and rings instead of areas in `buffers`.
     PyObject *express, *heads;  // the owner; by tag and rank, the first bytes of a post
     int reduces;
+    // Where what this rank shows begins in its array, and by rank where what is reduced begins: in its
+    // post, or for this rank in its array.
+    Py_ssize_t shows_from, shows_most, part[FEW];
     Peer *posters;              // by peer; NULL: this is no tape of posts
     // Operations go round in the area: each begins so many bytes behind the last one. `begin`: where
     // this one does.
@@ -1863,9 +1866,10 @@ static int lay_windows(Tape *tape, PyObject *windows, char *const *data) {
 }
 
 // Post, and do with the posts of all what the call does. ALL_DONE, or POSTED if nothing was read, or
-// another one of these numbers. Values are those of `leaves`. Else an array of the `user` is reduced.
+// another one of these numbers. Values are those of `leaves`. Else arrays of the `user` are reduced:
+// the first one into the second, which may be the same.
 // `heads`: what the posts begin with, as the tape was `taught`.
-static int run_posts(Tape *tape, PyObject *heads, unsigned taught, int64_t number, char *user,
+static int run_posts(Tape *tape, PyObject *heads, unsigned taught, int64_t number, char *const *user,
                      Leaves *leaves) {
     Ring *ring = (Ring *)tape->lane;
     const int own = tape->ranks[0];
@@ -1879,9 +1883,13 @@ static int run_posts(Tape *tape, PyObject *heads, unsigned taught, int64_t numbe
     Values *const values = leaves ? tape->values : NULL;
     char *places[FEW], **const data = values ? leaves->post : places;
     Py_ssize_t lengths[FEW] = {0}, all = 0;
-    for (int rank = 0; rank <= tape->peers; rank++) all += lengths[rank] = posts[rank].nbytes;
-    if (values ? !fit_posts(values, lengths)
-               : all != (tape->peers + 1) * tape->lengths[0] * (Py_ssize_t)tape->kernel->itemsize) {
+    const Py_ssize_t from_user = mine->start + mine->nbytes - mine->length;
+    int fit = values || (from_user >= 0 && from_user <= tape->shows_most);
+    for (int rank = 0; rank <= tape->peers; rank++) {
+        all += lengths[rank] = posts[rank].nbytes;
+        fit &= values || posts[rank].nbytes == tape->shown;
+    }
+    if (!fit || (values && !fit_posts(values, lengths))) {
         PyErr_SetString(PyExc_ValueError, "the posts have other lengths");
         return FAILED;
     }
@@ -1891,7 +1899,7 @@ static int run_posts(Tape *tape, PyObject *heads, unsigned taught, int64_t numbe
     if (values)
         move_pieces(&values->shows, leaves, 1, mine->nbytes);
     else
-        copy_to_shared(data[own], user, mine->nbytes);
+        copy_to_shared(post + mine->length, user[0] + tape->shows_from, from_user);
     ring->head += mine->whole;
     int there = tell(tape);
     if (there > 0) there = watch(tape, 0, 0);
@@ -1906,8 +1914,9 @@ static int run_posts(Tape *tape, PyObject *heads, unsigned taught, int64_t numbe
         if (!taken) return UNKNOWN;
     } else if (tape->reduces) {
         void *operands[FEW];
-        for (int rank = 0; rank <= tape->peers; rank++) operands[rank] = rank == own ? user : data[rank];
-        tape->kernel->run(user, operands, tape->peers + 1, tape->lengths[0], tape->size);
+        for (int rank = 0; rank <= tape->peers; rank++)
+            operands[rank] = (rank == own ? user[0] : data[rank]) + tape->part[rank];
+        tape->kernel->run(user[1], operands, tape->peers + 1, tape->lengths[1], tape->size);
     }
     for (int peer = 0; peer < tape->peers; peer++) {
         Cursor *reading = tape->posters[peer].at;
@@ -1959,7 +1968,7 @@ static int memories_of(Tape *tape, PyObject *given, char **user) {
         user[0] = user[1] = memory_of(tape, given, 0);
         return user[0] != NULL;
     }
-    if (!PyTuple_Check(given) || PyTuple_GET_SIZE(given) != USER) return 0;
+    if (!PyTuple_Check(given) || PyTuple_GET_SIZE(given) < USER) return 0;
     for (int which = 0; which < USER; which++)
         if (!(user[which] = memory_of(tape, PyTuple_GET_ITEM(given, which), which))) return 0;
     return 1;
@@ -2136,15 +2145,36 @@ static int parse_posters(Tape *tape, PyObject *posters, State *state) {
     return is_wrong ? (PyErr_BadArgument(), -1) : 0;
 }
 
+// None, or (where what is shown begins, [by rank, where what is reduced begins]).
+static int parse_parts(Tape *tape, PyObject *parts) {
+    const Py_ssize_t itemsize = tape->kernel ? tape->kernel->itemsize : 0;
+    const Py_ssize_t all = tape->lengths[0] * itemsize, taken = tape->lengths[1] * itemsize;
+    PyObject *begins = NULL;
+    if (!tape->kernel) return 0;
+    if (parts != Py_None && !PyArg_ParseTuple(parts, "nO!", &tape->shows_from, &PyList_Type, &begins))
+        return -1;
+    int is_wrong = (begins && PyList_GET_SIZE(begins) != tape->peers + 1) || tape->shows_from < 0;
+    for (int rank = 0; !is_wrong && rank <= tape->peers; rank++) {
+        const Py_ssize_t begin = begins ? PyLong_AsSsize_t(PyList_GET_ITEM(begins, rank)) : 0;
+        const Py_ssize_t there = rank == tape->ranks[0] ? all : (Py_ssize_t)tape->shown;
+        is_wrong = begin < 0 || begin > there - taken;
+        tape->part[rank] = begin;
+    }
+    tape->shows_most = all - tape->shows_from;
+    if (is_wrong && !PyErr_Occurred()) PyErr_BadArgument();
+    return is_wrong ? -1 : 0;
+}
+
 static PyObject *tape_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
     static char *words[] = {"lane",   "progress", "naps",  "neighbours", "moved",   "free",   "fallback",
                             "dtype",  "shown",    "taken", "words",      "ranks",   "areas",  "steps",
                             "lengths", "kernel",  "size",  "area",       "polls",   "crowded", "last",
                             "op",     "call",     "digest", "nbytes",    "finish",  "unended", "posters",
-                            "heads",  "express",  "reduces", "apart", "places", "may_be_in_place", NULL};
+                            "heads",  "express",  "reduces", "apart", "places", "may_be_in_place", "parts",
+                            NULL};
     PyObject *lane, *progress, *naps, *neighbours, *moved, *free, *fallback, *dtype,
         *boards, *ranks, *areas, *steps, *op, *call, *nbytes, *finish, *posters = NULL, *heads = NULL,
-        *express = NULL;
+        *express = NULL, *parts = Py_None;
     int reduces = 0, turns = 1, may_be_in_place = 0;
     Py_ssize_t apart = 0;
     unsigned long long digest;
@@ -2155,13 +2185,14 @@ static PyObject *tape_new(PyTypeObject *type, PyObject *args, PyObject *keywords
     State *state = state_of(type);
     if (!state) return NULL;
     if (!PyArg_ParseTupleAndKeywords(
-            args, keywords, "OO!O!OO!O!OOLLO!O!O!O!(nn)idipppO!O!KO!Oi|O!OOpnip:Tape", words, &lane,
+            args, keywords, "OO!O!OO!O!OOLLO!O!O!O!(nn)idipppO!O!KO!Oi|O!OOpnipO:Tape", words, &lane,
             state->pace, &progress, state->naps, &naps, &neighbours, state->counts, &moved,
             &PyList_Type, &free, &fallback, &dtype, &sent, &received, &PyList_Type, &boards,
             &PyList_Type, &ranks, &PyList_Type, &areas, &PyList_Type, &steps, &lengths[0],
             &lengths[1], &kernel, &size, &area, &polls, &crowded, &last, &PyUnicode_Type, &op,
             &PyBytes_Type, &call, &digest, &PyLong_Type, &nbytes, &finish, &unended, &PyList_Type,
-            &posters, &heads, &express, &reduces, &apart, &turns, &may_be_in_place))
+            &posters, &heads, &express, &reduces, &apart, &turns, &may_be_in_place,
+            &parts))
         return NULL;
     if (!PyObject_TypeCheck(lane, posters ? state->ring : state->row)) {
         PyErr_SetString(PyExc_TypeError, "a tape is for a lane");
@@ -2233,7 +2264,7 @@ static PyObject *tape_new(PyTypeObject *type, PyObject *args, PyObject *keywords
     }
     tape->heads = Py_XNewRef(heads);
     tape->express = Py_XNewRef(express);
-    if (posters && parse_posters(tape, posters, state) < 0) goto failed;
+    if (posters && (parse_posters(tape, posters, state) < 0 || parse_parts(tape, parts) < 0)) goto failed;
     return (PyObject *)tape;
 failed:
     Py_DECREF(tape);
@@ -2664,7 +2695,7 @@ static PyObject *start(Caller *caller, Call *call) {
                    ? NO_ROOM
                    : run_tape(tape, call->flat, user, call->leaves, 0);
     else if (posts)
-        done = run_posts(tape, heads, taught, number, user[0], call->leaves);
+        done = run_posts(tape, heads, taught, number, user, call->leaves);
     else
         done = run_function(tape, call->tag, seq, call->x, call->flat, 0);
     if (done != ALL_DONE && done != NO_ROOM && lay_out(caller, call) < 0)

@@ -11,7 +11,7 @@ import os
 from importlib import import_module
 from types import ModuleType
 
-LAYOUT = 20
+LAYOUT = 21
 """What the compiled part has to say of itself: see `LAYOUT` in _core.c."""
 
 

@@ -73,7 +73,7 @@ from aiodist.prepared.posted import (
 )
 from aiodist.prepared.posted_slots import slots_in_one_go
 from aiodist.prepared.posted_values import PostedValues, taking_in_one_go
-from aiodist.prepared.tapes import tape_of_posts
+from aiodist.prepared.tapes import Parts, tape_of_posts
 from aiodist.schedules import direct_exchange
 from aiodist.shared_memory.berths import Berths
 from aiodist.shared_memory.lane import Lane
@@ -164,13 +164,14 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
         recipe: PostRecipe | PostedValues,
         way: Callable[..., InOneGo],
         kernel: int | None = None,
+        parts: Parts | None = None,
     ) -> None:
         """Let one function do calls of `recipe`, or the compiled part if it has a `kernel`."""
         run = way(recipe, self._posts, self.wake, self.follows, self._moved)
         recipe.in_one_go = run
         tape = tape_of_posts(
             recipe, self._posts, self, run, kernel, self._progress, self._moved,
-            polls=self._polls, crowded=self._crowded,
+            polls=self._polls, crowded=self._crowded, parts=parts,
         )  # fmt: skip
         recipe.tapes = (tape, tape)
 
@@ -215,7 +216,7 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
         except (TypeError, ValueError, OverflowError):
             return None  # the ordinary way raises it again
         if slots is not None:
-            self._fuse(slots, slots_in_one_go)
+            self._fuse(slots, slots_in_one_go, slots.compiled, slots.parts)
         return slots
 
     def _learn_reduce(self, call: Call, x: Any, dst: int, op: Any, out: None) -> PostRecipe | None:

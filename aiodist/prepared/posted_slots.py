@@ -30,23 +30,23 @@ from aiodist.prepared.posted import (
     PostRecipe,
 )
 from aiodist.prepared.taking import kept
+from aiodist.prepared.tapes import Parts
 from aiodist.shared_memory.posts import HEAD, Posts, Reader, padded, prefixes
 from aiodist.wire.frames import pack_fields
 
 
 class SlotsGiven(NamedTuple):
-    """The arguments of a call, all slots of this rank, and the place for the result, if there is
-    one."""
+    """All slots of this rank, the place for the result, and the arguments of the call."""
 
-    args: tuple[Any, ...]
     flat: Flat
-    out: Flat | None = None
+    out: Flat
+    args: tuple[Any, ...]
 
 
 class PostedSlots(PostRecipe):
     """A recipe of a reduce_scatter of arrays, in which all ranks show equally many bytes."""
 
-    __slots__ = ("_context", "_make", "_makes", "_own", "_shown", "first", "mine")
+    __slots__ = ("_context", "_make", "_makes", "_own", "_shown", "first", "parts")
 
     def __init__(
         self,
@@ -58,6 +58,7 @@ class PostedSlots(PostRecipe):
     ) -> None:
         vector = Vector.of(np.empty(slots.bounds[-1], slots.kernel.dtype))
         super().__init__(call.op, call.text.encode(), phase, vector, slots.keeps, slots.kernel)
+        self.finish = written
         own = start, stop = slots.bounds[self._rank], slots.bounds[self._rank + 1]
         self._plain = slots.kernel.plain(stop - start)
         self._context = context
@@ -70,32 +71,36 @@ class PostedSlots(PostRecipe):
         nbytes = len(LEAD) + (self._shown.stop - self._shown.start) * self.dtype.itemsize
         self.first = nbytes.to_bytes(LENGTH, "big") + LEAD
         self.lengths = [LENGTH + nbytes] * self._size
-        # By other rank, how many elements of its post this rank needs, and from which byte on.
-        self.mine = [
-            (stop - start, len(self.first) + (start - first) * self.dtype.itemsize)
-            for first, _ in (shown_by(rank, slots.bounds) for rank in range(self._size))
-        ]
+        shown = [shown_by(rank, slots.bounds)[0] for rank in range(self._size)]
+        begins = [len(self.first) + (start - first) * self.dtype.itemsize for first in shown]
+        begins[self._rank] = start * self.dtype.itemsize
+        self.parts = Parts(stop - start, self._shown.start * self.dtype.itemsize, begins)
 
     def lay_out(
         self, args: tuple[Any, ...], flats: list[Flat], words: list[Any]
     ) -> tuple[Any, Any] | None:
-        out = None if args[-1] is None else flats.pop()
-        if out is not None and any(np.may_share_memory(out, flat) for flat in flats):
-            return None  # the ordinary way makes a copy first
+        if args[-1] is None:
+            value, out = self._makes()
+        else:
+            value, out = args[-1], flats.pop()
+            if any(np.may_share_memory(out, flat) for flat in flats):
+                return None  # the ordinary way makes a copy first
         flat = flats[0] if len(flats) == 1 else np.concatenate(flats)
-        return [], SlotsGiven(args, flat, out)
+        return value, SlotsGiven(flat, out, args)
 
     def form(self, args: tuple[Any, ...]) -> Form | None:
         xs, op, place = args
         matches = placing(xs)
         if matches is None or place is not None:
             return None
+        makes = self._makes
 
         def lay(
             args: tuple[Any, ...], x: Any = None, a: Any = None, out: Any = None
         ) -> tuple[Any, Any] | None:
             if a is op and out is None and matches(x, []):
-                return [], SlotsGiven(args, x.reshape(-1))
+                value, out = makes()
+                return value, SlotsGiven(x.reshape(-1), out, args)
             return None
 
         return lay
@@ -118,24 +123,20 @@ class PostedSlots(PostRecipe):
     def prefixes(self, tag: object, number: int) -> Sequence[bytes]:
         return (self.begins[tag](number)[: -len(self.first)],) * self._size
 
-    def made(self, x: Any) -> Any:
-        return x.pop()
-
     def result(self, values: Sequence[Data], x: Any, given: SlotsGiven) -> Any:
         if any(bytes(value[: len(self.first)]) != self.first for value in values):
             return self.begun(x, given)  # the operation finds the error, too, and names the rank
-        slots = [given.flat] * self._size
+        slots, (count, _, begins) = [given.flat] * self._size, self.parts
         for rank, value in enumerate(values):
             if rank != self._rank:
-                slots[rank] = np.frombuffer(value, self.dtype, *self.mine[rank])
-        return self.reduced(slots, given)
+                slots[rank] = np.frombuffer(value, self.dtype, count, begins[rank])
+        self.reduce_slots(slots, given)
+        return written(x)
 
-    def reduced(self, slots: list[Flat], given: SlotsGiven) -> Any:
-        """Return the result of reducing `slots`, this rank's slot of each other rank."""
-        value, out = self._makes() if given.out is None else (given.args[-1], given.out)
+    def reduce_slots(self, slots: list[Flat], given: SlotsGiven) -> None:
+        """Reduce `slots`, this rank's slot of each other rank."""
         slots[self._rank] = given.flat[self._own]
-        self.reduce(slots, out)
-        return written(value)
+        self.reduce(slots, given.out)
 
     def begun(self, x: Any, given: SlotsGiven) -> Otherwise:
         program = self._make(self._context, *given.args).start(False)
@@ -165,7 +166,7 @@ def slots_in_one_go(
 ) -> InOneGo:
     """Return a function that does a whole reduce_scatter within its call: see
     `posted.in_one_go`."""
-    dtype, mine, length = recipe.dtype, recipe.mine, recipe.lengths[0]
+    dtype, length, (count, _, begins) = recipe.dtype, recipe.lengths[0], recipe.parts
 
     def run(tag: object, number: int, x: Any, given: SlotsGiven) -> bool | None:
         head = recipe.begins[tag](number)
@@ -175,18 +176,18 @@ def slots_in_one_go(
         woken = posts.tell()
         if woken and not wake(woken):
             return False
-        slots, passes = [given.flat] * len(mine), [(each, each.taken) for each in posts.readers]
+        slots, passes = [given.flat] * len(begins), [(each, each.taken) for each in posts.readers]
         for reader in posts.readers:
             if reader.words[HEAD] == reader.taken and not comes(reader):
                 return False
             at, ring = reader.next_at(), reader.ring
             if ring[at : at + len(head)].tobytes() != head or at + whole > len(ring):
                 return False
-            count, start = mine[reader.rank]
-            data = at + len(head) - len(recipe.first) + start
+            data = at + len(head) - len(recipe.first) + begins[reader.rank]
             slots[reader.rank] = np.ndarray((count,), dtype, ring, data)
         try:
-            x.append(recipe.reduced(slots, given))
+            recipe.reduce_slots(slots, given)
+            written(x)
         finally:
             for reader, taken in passes:
                 reader.passed_by(whole, taken)

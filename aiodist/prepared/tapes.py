@@ -11,7 +11,7 @@ returns how many steps are done, and an `Executor` goes on with the next step.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from aiodist.buffers.kernels import Kernel
 from aiodist.buffers.vector import Vector
@@ -59,6 +59,7 @@ class TapedPost(Taped, Protocol):
     """A posted call that a tape does."""
 
     vector: Vector
+    lengths: list[int]
     returns: bool
 
     @property
@@ -69,6 +70,19 @@ class TapedPost(Taped, Protocol):
     def made(self, x: Any, /) -> Any:
         """See `aiodist.prepared.posted.Posted.made`."""
         ...
+
+
+class Parts(NamedTuple):
+    """Which parts of arrays a posted reduction uses, if it does not use whole arrays.
+
+    `length` is how many elements are reduced. All else counts bytes: `shown` is where the part that
+    this rank shows begins in its array. `begins` is by rank where the part to reduce begins in what
+    that rank posts, or for this rank in its array.
+    """
+
+    length: int
+    shown: int
+    begins: list[int]
 
 
 def is_tape(run: Run) -> bool:
@@ -155,13 +169,14 @@ def tape_of_posts(
     *,
     polls: bool,
     crowded: bool,
+    parts: Parts | None = None,
 ) -> object:
     """Return a tape that posts, waits for all other posts, and uses them. None: there is none.
 
     `kernel` is the number of the compiled kernel that reduces. If it is None, the tape does calls
     with values that it was told of (`shows` and `expects`). `run` does all others, and the compiled
     part does only what surrounds it. `express` wakes ranks: see `PostExpress.wake`. `polls`,
-    `crowded`: see `Lane`.
+    `crowded`: see `Lane`. `parts`: None: whole arrays, in place.
     """
     pages = posts.pages
     if core is None or type(pages[0]) is not memoryview or len(pages) > MOST_RANKS:
@@ -172,7 +187,7 @@ def tape_of_posts(
     for reader in posts.readers:
         rings[reader.rank] = reader.ring
         posters.append((reader.cursor, reader))
-    nbytes = 0 if kernel is None else what.nbytes
+    nbytes = 0 if kernel is None else what.lengths[posts.rank]
     return core.Tape(
         lane=posts,
         progress=progress,
@@ -188,7 +203,7 @@ def tape_of_posts(
         ranks=[posts.rank, *(reader.rank for reader in posts.readers)],
         areas=rings,
         steps=[],
-        lengths=(what.vector.length, -1),
+        lengths=(what.vector.length, -1 if parts is None else parts.length),
         kernel=-1 if kernel is None else kernel,
         size=len(pages),
         area=0,
@@ -205,6 +220,7 @@ def tape_of_posts(
         heads=what.heads,
         express=express,
         reduces=what.returns,
+        parts=parts and parts[1:],
     )
 
 

@@ -141,6 +141,23 @@ async def test_values_with_a_tag_are_posted_by_the_compiled_part(call: Call) -> 
             assert not {name for name in found if "Express.start" in name or "in_one_go" in name}
 
 
+async def test_a_reduce_scatter_with_a_tag_is_done_by_the_compiled_part() -> None:
+    def call(group: Group) -> Any:
+        return group.reduce_scatter(np.ones(6), tag="a")
+
+    async with sharing(2) as ranks:
+        for _ in range(20):
+            await everyone(ranks, call)
+        first = call(ranks[0])
+        work, found = functions_of(call, ranks[1])
+        assert work.done()
+        await asyncio.gather(first, work)
+        if core is not None:  # Python only finds the recipe, and makes the array for the result
+            assert [name for name in found if "posted_slots" in name] == [
+                "prepared/posted_slots.py: PostedSlots.form.<locals>.lay"
+            ]
+
+
 @pytest.mark.parametrize("all_show", [True, False])
 async def test_plain_values_with_a_tag_need_no_waiting_call(all_show: bool) -> None:
     def call(group: Group) -> Any:
