@@ -86,14 +86,7 @@ class LaneRecipe(Recipe):
         return None if np.may_share_memory(flat, out) else (result, (flat, out))
 
     def known(self, args: tuple[Any, ...]) -> KnownCall | None:
-        x, *how, out = args
-        if self.makes is not None or type(x) in (list, tuple) or type(out) in (list, tuple):
-            return None
-        into = described(out, is_place=out is not None)
-        if (part := described(x, is_place=True)) is None or into is None:
-            return None
-        result = -1 if self.given is None else self.given
-        return KnownCall([part, *map(word, how), into], result, is_apart=True)
+        return None if self.makes is not None else known(args, self.given)
 
     def form(self, args: tuple[Any, ...]) -> Form | None:
         x, *how, out = args
@@ -162,6 +155,20 @@ class LaneRecipe(Recipe):
         self.lend(flat)  # only in its turn, because other calls use the phase before
         yield self.phase
         return (yield from rest_of(self, x))
+
+
+def known(args: tuple[Any, ...], given: int | None) -> KnownCall | None:
+    """Describe a reduction of one array to the compiled part. `given`: see `joined.given_by`.
+
+    None: Python does such calls.
+    """
+    x, *how, out = args
+    if type(x) in (list, tuple) or type(out) in (list, tuple):
+        return None
+    into = described(out, is_place=out is not None)
+    if (part := described(x, is_place=True)) is None or into is None:
+        return None
+    return KnownCall([part, *map(word, how), into], -1 if given is None else given, is_apart=True)
 
 
 def learn(

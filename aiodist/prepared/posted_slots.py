@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
+from aiodist.buffers.descriptions import KnownCall
 from aiodist.buffers.reductions import split_slots
 from aiodist.buffers.vector import Vector
 from aiodist.collectives.forms import Form, placing
@@ -20,6 +21,7 @@ from aiodist.engine.executor import Executor
 from aiodist.engine.phase import Phase
 from aiodist.links.moved import Moved
 from aiodist.phases.base import Call
+from aiodist.prepared import lane_reductions
 from aiodist.prepared.express import ExpressGroup, Flat, written
 from aiodist.prepared.joined import Slots, slots_of
 from aiodist.prepared.posted import (
@@ -87,6 +89,10 @@ class PostedSlots(PostRecipe):
                 return None  # the ordinary way makes a copy first
         flat = flats[0] if len(flats) == 1 else np.concatenate(flats)
         return value, SlotsGiven(flat, out, args)
+
+    def known(self, args: tuple[Any, ...]) -> KnownCall | None:
+        # Without `out`, the result is a new array, and the compiled part makes none.
+        return None if args[-1] is None else lane_reductions.known(args, len(args) - 1)
 
     def form(self, args: tuple[Any, ...]) -> Form | None:
         xs, op, place = args
