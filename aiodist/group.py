@@ -43,7 +43,7 @@ class EpochKeeper(Protocol):
         """Notes that the program has entered ``async with group``."""
         ...
 
-    def left(self, error: BaseException | None) -> bool:
+    async def left(self, error: BaseException | None) -> bool:
         """Notes how the program has left that. True: this rank stays a member, because another
         epoch follows."""
         ...
@@ -578,7 +578,7 @@ class Group(Operations):
     ) -> bool | None:
         if self._actor.is_inherited:
             return None
-        if self._line.keeper is not None and self._line.keeper.left(error):
+        if self._line.keeper is not None and await self._line.keeper.left(error):
             return True
         if error is None:
             await self.close()

@@ -34,7 +34,9 @@ def epochs(
     - A rank was lost, or another rank has ended the epoch. The block swallows the error, and the
       loop goes on with the next group: the survivors and the ranks that wait to join. The errors
       are `GroupBrokenError`, `CollectiveAbortedError`, `CoordinatorLostError`, `GroupClosedError`
-      if this rank was evicted, or an exception group of these alone.
+      if this rank was evicted, or an exception group of these alone. An error of another group,
+      also of one made of this group, is raised, unless this group ends or loses a rank within a
+      second.
     - Any other exception. This rank leaves at once, the others hear why, and the exception is
       raised.
 

@@ -19,6 +19,7 @@ from aiodist.errors import (
     GroupClosedError,
     RankTakenError,
     in_words,
+    leaves,
 )
 from aiodist.group import Group
 from aiodist.session import Connecting
@@ -31,7 +32,8 @@ _RECOVERABLE = (GroupBrokenError, CollectiveAbortedError, CoordinatorLostError)
 they would come back in every epoch."""
 
 PATIENCE = 1.0
-"""How many seconds a body may take to notice that its epoch is over, before it is cancelled."""
+"""How many seconds a body may take to notice that its epoch is over, before it is cancelled. Also
+how long the end of an epoch may be heard of after an error of another group."""
 
 _SHORTEST = 0.001
 """With less than this many seconds left, there is no further try."""
@@ -163,7 +165,7 @@ class Keeper:
         if self.over.is_set():
             self._remind()
 
-    def left(self, error: BaseException | None) -> bool:
+    async def left(self, error: BaseException | None) -> bool:
         """Hear that the body has ended, with `error` or well. True: another epoch follows."""
         body, self._body = self._body, None
         if self._hurry is not None:
@@ -173,15 +175,32 @@ class Keeper:
             interrupts = body.uncancel() > self._cancelling  # the task is cancelled by others, too
             if isinstance(error, asyncio.CancelledError):
                 return not interrupts
-        return error is not None and self.is_recoverable(error)
+        return error is not None and self.group is not None and await self.ends(self.group, error)
 
-    def is_recoverable(self, error: BaseException) -> bool:
-        """Tell whether `error` means that the epoch is over and another one follows."""
-        if isinstance(error, BaseExceptionGroup):
-            return all(map(self.is_recoverable, error.exceptions))
-        if isinstance(error, GroupClosedError):
-            return self.group is None or self.group._actor.is_evicted
-        return isinstance(error, _RECOVERABLE)
+    async def ends(self, group: Group, error: BaseException) -> bool:
+        """Tell whether `error` means that the epoch of `group` is over and another one follows.
+
+        An error of another group, also of one made of `group`, does so only if `group` has ended or
+        lost a rank, too. That may be heard of a moment later.
+        """
+        found = list(leaves(error))
+        closed = () if group is self.group and not group._actor.is_evicted else (GroupClosedError,)
+        if not all(isinstance(one, (*_RECOVERABLE, *closed)) for one in found):
+            return False
+        if all(_is_of(group, one) for one in found):
+            return True
+        if group.closed or group.lost or not group._actor.control.is_open:
+            return True
+        eager, self._eager = self._eager, True
+        self._judge()
+        try:
+            async with asyncio.timeout(PATIENCE):
+                await self.over.wait()
+        except (TimeoutError, asyncio.CancelledError):
+            return False  # the caller raises `error`, which tells more than a cancellation
+        finally:
+            self._eager = eager
+        return True
 
     def _ended(self) -> None:
         self.over.set()
@@ -246,3 +265,12 @@ class Keeper:
     def _call(self, group: Group) -> None:
         if not group.closed:
             group.revoke()
+
+
+def _is_of(group: Group, error: BaseException) -> bool:
+    """Tell whether `error` is one of this group in this epoch."""
+    return (
+        isinstance(error, AiodistError)
+        and error.group == group.name
+        and error.epoch in (None, group.epoch)  # the control connection knows no epochs
+    )

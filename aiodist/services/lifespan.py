@@ -102,9 +102,10 @@ class Lifespan:
         """Await ``function(group, *args)``, and do so again in the next epoch if an epoch ends
         meanwhile.
 
-        All other errors are raised, `CollectiveAbortedError` too. If the worker fails to get a next
-        epoch, this raises the reason, for example CollectiveTimeoutError after `timeout`, so that
-        the request can answer.
+        All other errors are raised, `CollectiveAbortedError` too. So are errors of other groups,
+        also of groups made of this one, if the epoch does not end within a second. If the worker
+        fails to get a next epoch, this raises the reason, for example CollectiveTimeoutError after
+        `timeout`, so that the request can answer.
         """
         keeper = self._started()
         while True:
@@ -116,13 +117,13 @@ class Lifespan:
             except Exception as error:
                 # If this worker itself has closed the group, the next turn of the loop raises the
                 # reason.
-                is_closed = _are(GroupClosedError, error) and over.is_set()
-                if not is_closed and not keeper.is_recoverable(error):
+                if _are(GroupClosedError, error) and over.is_set():
+                    continue
+                if _are(CollectiveAbortedError, error) and not over.is_set():
+                    raise  # one rank has given up one operation, and the group goes on
+                if not await keeper.ends(group, error):
                     raise
-                if not over.is_set():
-                    if _are(CollectiveAbortedError, error):
-                        raise  # one rank has given up one operation, and the group goes on
-                    group.revoke()
+                group.revoke()
 
     async def ask(self, question: Any, *, timeout: float | None = None) -> list[Any]:
         """Ask all workers, including this one. Returns their answers, by rank (scatter-gather).

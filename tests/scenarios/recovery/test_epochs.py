@@ -8,6 +8,7 @@ import pytest
 from idle_time import on_idle_time
 
 import aiodist
+from aiodist.errors import leaves
 from aiodist.services.keeper import Keeper
 from aiodist.wire.recovery import Unreachable
 
@@ -196,6 +197,9 @@ class Failing(Worker):
 
     async def work(self, group):
         if len(self.seen) == 1:
+            for error in leaves(self.error):
+                if isinstance(error, aiodist.AiodistError):
+                    error.group, error.epoch = group.name, group.epoch
             raise self.error
         await super().work(group)
 
@@ -230,6 +234,75 @@ def test_which_errors_end_the_epoch_alone(run, stage, error, goes_on):
                 assert failing.task.exception() is error
             for worker in workers:
                 await worker.sees(2 + goes_on)
+            await ended(workers)
+
+    run(main())
+
+
+class Elsewhere(Worker):
+    """One that gets an error of another group in its first epoch, and raises it."""
+
+    other: aiodist.Group
+
+    async def work(self, group):
+        if len(self.seen) == 1:
+            await self.fails(group)
+        await super().work(group)
+
+    async def fails(self, group):
+        await self.other.barrier()
+
+
+class OfChild(Elsewhere):
+    """The other group was made of the first one."""
+
+    async def fails(self, group):
+        async with await group.subgroup([group.rank]) as own:
+            own.revoke()
+            await own.barrier()
+
+
+@inproc
+@on_idle_time
+@pytest.mark.parametrize("kind", [Elsewhere, OfChild])
+def test_an_error_of_another_group_is_raised(run, stage, kind):
+    async def main():
+        async with stage() as cast:
+            kind.other = await cast.join(group="other", size=1)
+            kind.other.revoke()
+            workers = [Worker(cast), Worker(cast), kind(cast)]
+            failing = workers.pop()
+            await asyncio.wait({failing.task})
+            assert isinstance(failing.task.exception(), aiodist.GroupRevokedError)
+            assert len(failing.seen) == 1
+            for worker in workers:
+                await worker.sees(2)
+            await ended(workers)
+            await kind.other.close()
+
+    run(main())
+
+
+@inproc
+def test_an_error_of_another_group_comes_before_that_of_this_one(run, stage, monkeypatch):
+    """The loss of one process breaks two groups, and this rank hears of it in the other one."""
+    monkeypatch.setattr("aiodist.services.keeper.PATIENCE", 60.0)
+
+    async def main():
+        failed = asyncio.Event()
+
+        class First(OfChild):
+            async def fails(self, group):
+                failed.set()
+                await super().fails(group)
+
+        async with stage() as cast:
+            workers = [Worker(cast, min_size=3), Worker(cast, min_size=3), First(cast, min_size=3)]
+            await failed.wait()
+            await workers.pop(0).die()
+            workers.append(Worker(cast, min_size=3))
+            for worker in workers:
+                await worker.sees(3)
             await ended(workers)
 
     run(main())

@@ -47,7 +47,7 @@ async def barrier(group, size):
     """What a request does; with too few workers it waits for more."""
     await group.barrier(tag="request")
     if group.size != size:
-        raise aiodist.PeerLostError("too few", ranks=[])
+        await group.recv(tag="never")  # until the epoch is over
     return group.epoch
 
 
@@ -106,6 +106,66 @@ def test_what_a_request_raises_itself_is_raised(run, stage):
                     await asyncio.wait_for(workers[0].lifespan.call(fails, error), 60)
             assert workers[0].lifespan.group.epoch == 1
             await asyncio.gather(*[worker.end() for worker in workers])
+
+    run(main())
+
+
+@on_idle_time
+@pytest.mark.parametrize("asks", [False, True])
+@pytest.mark.parametrize("derives", [False, True])
+def test_an_error_of_another_group_is_raised(run, stage, asks, derives):
+    async def main():
+        calls = []
+
+        async def fails(argument):
+            calls.append(argument)
+            if derives:
+                child = await worker.lifespan.group.dup()
+                child.revoke()
+                await child.barrier()
+            await other.barrier()
+
+        async with stage() as cast:
+            worker = Worker(cast, answer=fails, min_size=1)
+            await started(worker)
+            other = await cast.join(group="other", size=1)
+            other.revoke()
+            lifespan = worker.lifespan
+            with pytest.raises(aiodist.GroupRevokedError) as raised:
+                await (lifespan.ask("x", timeout=0.1) if asks else lifespan.call(fails))
+            assert raised.value.group == ("world/dup" if derives else "other")
+            assert len(calls) == lifespan.group.epoch == 1
+            await other.close()
+            await worker.end()
+
+    run(main())
+
+
+@on_idle_time
+def test_an_error_of_another_group_comes_before_that_of_this_one(run, stage):
+    """The loss of one process breaks two groups, and the worker hears of it in the other one."""
+
+    async def main():
+        failed = asyncio.Event()
+
+        async def request(group):
+            if not failed.is_set():
+                child = await group.subgroup([group.rank])
+                child.revoke()
+                failed.set()
+                await child.barrier()
+            return group.epoch
+
+        async with stage() as cast:
+            workers = [Worker(cast, min_size=1, max_size=2) for _ in range(2)]
+            await started(*workers)
+            await asyncio.gather(*(worker.lifespan.call(barrier, 2) for worker in workers))
+            asked = asyncio.ensure_future(workers[0].lifespan.call(request))
+            await failed.wait()
+            before = workers[0].lifespan.group.epoch
+            await workers.pop().end()
+            assert await asked == before + 1
+            await workers[0].end()
 
     run(main())
 
