@@ -45,7 +45,7 @@ class Asking:
         replies = {rank: loop.create_future() for rank in others}
         keys = {(number, rank): reply for rank, reply in replies.items()}
         self._waiting |= keys
-        answering = asyncio.create_task(self._answered(question))
+        answering = asyncio.create_task(self._answered(group, number, question))
         try:
             silent.clear()
             own, *_ = await asyncio.gather(answering, *replies.values(), *sends)
@@ -104,8 +104,11 @@ class Asking:
                     reply.set_exception(GroupRevokedError("the epoch ended before all answered"))
                     reply.exception()
 
-    async def _answered(self, question: Any) -> Any:
-        return await self._answer(question)
+    async def _answered(self, group: Group, number: int, question: Any) -> Any:
+        """Return this worker's own answer. Question and answer travel as those of the others do, so
+        that a program that works with one worker works with several."""
+        answer = await self._answer(await _to_self(group, number, question))
+        return await _to_self(group, number, answer)
 
     async def _reply(self, group: Group, source: int, number: int, question: Any) -> None:
         try:
@@ -119,3 +122,10 @@ class Asking:
                 # The rank that asked may be gone by now, and then its loss is no error of `close`.
                 sending = group.send([number, False, text], source, tag=TAG)
                 sending.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+
+async def _to_self(group: Group, number: int, value: Any) -> Any:
+    """Return `value` as it arrives when this rank sends it to itself."""
+    rank, tag = group.rank, f"{TAG}, own {number}"
+    _, came = await asyncio.gather(group.send(value, rank, tag=tag), group.recv(src=rank, tag=tag))
+    return came

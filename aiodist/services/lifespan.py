@@ -108,6 +108,11 @@ class Lifespan:
         `timeout`, so that the request can answer.
         """
         keeper = self._started()
+        if self._next.get_loop() is not asyncio.get_running_loop():
+            raise RuntimeError(
+                "call and ask belong to the event loop of the worker: in other threads, use "
+                "asyncio.run_coroutine_threadsafe"
+            )
         while True:
             while keeper.over.is_set() or keeper.group is None:
                 await asyncio.shield(self._next)

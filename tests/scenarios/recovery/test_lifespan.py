@@ -377,6 +377,50 @@ def test_all_workers_are_asked(run, stage):
     run(main())
 
 
+@pytest.mark.parametrize("size", [1, 2])
+def test_the_own_answer_travels_as_those_of_others(run, stage, size):
+    async def main():
+        cache = {"hits": [1]}
+
+        async def answer(question):
+            question.append("seen")
+            return object() if "object" in question else cache
+
+        async with stage() as cast:
+            workers = [Worker(cast, answer=answer, min_size=size) for _ in range(size)]
+            await started(*workers)
+            ask, asked = workers[0].lifespan.ask, ["x"]
+            for found in await ask(asked):
+                assert found == cache
+                assert found is not cache
+                assert found["hits"] is not cache["hits"]
+            assert asked == ["x"]
+            with pytest.raises(TypeError, match="does not travel"):
+                await ask(object())
+            with pytest.raises((TypeError, RuntimeError), match="does not travel"):
+                await ask(["object"])
+            await asyncio.gather(*[worker.end() for worker in workers])
+
+    run(main())
+
+
+def test_a_question_of_another_loop_is_refused(run, stage):
+    async def main():
+        async def answer(question):
+            return question
+
+        async with stage() as cast:
+            worker = Worker(cast, answer=answer, size=1, min_size=None)
+            await started(worker)
+            lifespan = worker.lifespan
+            for asked in (lifespan.ask("x"), lifespan.call(barrier, 1)):
+                with pytest.raises(RuntimeError, match="belong to the event loop of the worker"):
+                    await asyncio.to_thread(asyncio.run, asked)
+            await worker.end()
+
+    run(main())
+
+
 @pytest.mark.parametrize(
     ("wrong", "raised"),
     [
