@@ -69,7 +69,7 @@ class _Options:
     """The arguments of `connect`, completed by the environment.
 
     `ask`: the request to the coordinator, without what `Reach.introduce` adds. `caller`: the line
-    of the program that called `connect`, for logs.
+    of the program that called `connect`, for the end of a log line.
     """
 
     coordinator: finding.Wanted
@@ -246,7 +246,7 @@ def connect(
             registry.allows_devices(allowed),
             max_message_bytes,
             allow_pickle,
-            f"; at {where}" if (where := whereabouts.of_caller()) else "",
+            whereabouts.of_caller(),
         )
     )
 
@@ -348,6 +348,10 @@ class Connecting:
     def without_rank(self) -> Connecting:
         """Return a copy that asks for no particular rank."""
         return Connecting(replace(self._options, ask=replace(self._options.ask, rank=None)))
+
+    def called_at(self, caller: str) -> Connecting:
+        """Return a copy that names `caller` in logs, which `whereabouts.of_caller` gave."""
+        return Connecting(replace(self._options, caller=caller))
 
     def with_store(self, name: str) -> Connecting:
         """Return a copy for a group that shares the store `name` with other groups."""

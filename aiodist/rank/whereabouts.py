@@ -25,7 +25,9 @@ _LIBRARY = Path(bdb.__file__).parent
 _ASYNCIO = f"{Path(asyncio.__file__).parent}/"
 _LOOPS = tuple([f"{_ASYNCIO}{name}.py" for name in ("base_events", "events", "runners")])
 """The files of event loops. Their callers are not what the loop is busy with."""
-_HIDDEN = tuple([f"{_LIBRARY}/{name}.py" for name in ("bdb", "cmd", "pdb", "selectors")])
+_HIDDEN = tuple(
+    [f"{_LIBRARY}/{name}.py" for name in ("bdb", "cmd", "contextlib", "pdb", "selectors")]
+)
 
 
 def of_thread(ident: int) -> tuple[str, ...]:
@@ -72,11 +74,12 @@ def of_work(loop: asyncio.AbstractEventLoop, work: Work[Any]) -> str:
 
 
 def of_caller() -> str:
-    """Return the line of the program that has called into aiodist; "" if there is none."""
+    """Return the line of the program that has called into aiodist, for the end of a text:
+    "; at app/main.py:7 in main", or "" if there is none."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and _is_ours(frame.f_code):
         frame = frame.f_back
-    return "" if frame is None else _place(frame.f_code, frame.f_lineno)
+    return "" if frame is None else f"; at {_place(frame.f_code, frame.f_lineno)}"
 
 
 def caller() -> tuple[str, int]:

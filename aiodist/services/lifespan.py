@@ -15,6 +15,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack
 from aiodist import timeouts
 from aiodist.errors import AiodistError, CollectiveAbortedError, GroupClosedError, leaves
 from aiodist.group import Group
+from aiodist.rank import whereabouts
 from aiodist.services.asking import Answer, Asking
 from aiodist.services.keeper import Keeper
 from aiodist.session import connect
@@ -75,6 +76,7 @@ class Lifespan:
         # Not resolved yet, because a module that is imported for another reason needs no
         # environment.
         self._connect = partial(connect, address, min_size=min_size, max_size=max_size, **options)
+        self._caller = whereabouts.of_caller()  # later, only a web framework calls this object
         self._serve = None if serve is None else _checked("serve", serve)
         self._asking = None if answer is None else Asking(_checked("answer", answer))
         self._keeper: Keeper | None = None  # None: the worker has not started
@@ -193,7 +195,7 @@ class Lifespan:
         """Join at the beginning, and leave in order at the end."""
         if self._keeper is not None:
             raise RuntimeError("this lifespan is that of a worker that runs: make another one")
-        keeper = Keeper(self._connect(), eager=True)
+        keeper = Keeper(self._connect().called_at(self._caller), eager=True)
         self._keeper, self._has_begun, self._stopping = keeper, False, False
         joined: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._next = joined

@@ -279,6 +279,20 @@ def test_what_serves_badly_is_said_to_all_who_ask(run, stage, caplog, serve, err
     assert "this worker has no group any more" in caplog.text
 
 
+@on_idle_time
+def test_a_worker_that_waits_to_join_tells_where_the_lifespan_was_made(run, stage, caplog):
+    async def main():
+        async with stage(timeout=20.0) as cast:
+            worker = Worker(cast)
+            with pytest.raises(aiodist.JoinTimeoutError):
+                await worker.task
+
+    run(main())
+    assert "waiting to join for 10 s" in caplog.text
+    assert "; at recovery/test_lifespan.py:" in caplog.text
+    assert "in Worker.__init__" in caplog.text
+
+
 def test_a_worker_does_not_start_without_its_group(run, stage):
     async def main():
         async with stage(timeout=0.05) as cast:

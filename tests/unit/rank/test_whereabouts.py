@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from typing import Any
 
@@ -44,6 +45,21 @@ async def test_a_task_is_told_by_the_innermost_line_of_the_user() -> None:
     task.cancel()
     (place,) = [one for one in places if "outer" in one or "waits" in one]
     assert place.endswith("waits")
+
+
+async def test_a_caller_by_way_of_contextlib_is_the_program() -> None:
+    @contextlib.contextmanager
+    def entered() -> Any:
+        yield whereabouts.of_caller()
+
+    functions: dict[str, Any] = {"contextlib": contextlib}
+    text = "def enter(it):\n    with contextlib.ExitStack() as stack:\n"
+    text += "        return stack.enter_context(it)\n"
+    exec(compile(text, "/somewhere/program.py", "exec"), functions)
+    # As if `entered` were aiodist's own.
+    own = entered.__wrapped__.__code__  # type: ignore[attr-defined]
+    entered.__wrapped__.__code__ = own.replace(co_filename=whereabouts.__file__)  # type: ignore[attr-defined]
+    assert functions["enter"](entered()) == "; at somewhere/program.py:3 in enter"
 
 
 async def test_many_places_are_counted() -> None:
