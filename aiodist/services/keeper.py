@@ -268,9 +268,9 @@ class Keeper:
 
 
 def _is_of(group: Group, error: BaseException) -> bool:
-    """Tell whether `error` is one of this group in this epoch."""
+    """Tell whether `error` is one of this group in this epoch, or the program has made it."""
     return (
         isinstance(error, AiodistError)
-        and error.group == group.name
+        and error.group in (None, group.name)
         and error.epoch in (None, group.epoch)  # the control connection knows no epochs
     )

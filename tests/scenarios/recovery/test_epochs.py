@@ -8,7 +8,6 @@ import pytest
 from idle_time import on_idle_time
 
 import aiodist
-from aiodist.errors import leaves
 from aiodist.services.keeper import Keeper
 from aiodist.wire.recovery import Unreachable
 
@@ -197,9 +196,6 @@ class Failing(Worker):
 
     async def work(self, group):
         if len(self.seen) == 1:
-            for error in leaves(self.error):
-                if isinstance(error, aiodist.AiodistError):
-                    error.group, error.epoch = group.name, group.epoch
             raise self.error
         await super().work(group)
 
