@@ -8,5 +8,5 @@ import pytest
 
 
 def seeds(few: int, many: int) -> list[Any]:
-    """`few`, and for `make test-all` as `many`."""
+    """`few`, and where tests that take long run, too, as `many`."""
     return [*range(few), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(few, many))]

@@ -516,7 +516,7 @@ def endings(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 # In 2398 and 8780 a member is ruled lost in its first round, in 8152 all members are. In 8973 a
 # call is cancelled while the coordinator is restarted. In 14805 the coordinator forgets which
 # members are gone. In 70635 it ends between the greeting and the return of a member.
-@pytest.mark.parametrize("seed", [*seeds(4, 300), 2398, 8152, 8780, 8973, 14805, 70635])
+@pytest.mark.parametrize("seed", [*seeds(4, 100), 2398, 8152, 8780, 8973, 14805, 70635])
 @pytest.mark.sample(4)
 def test_random_faults(seed: int, endings: list[Any]) -> None:
     """Members compute for random times; some die, are stopped, or give calls up; the coordinator is
