@@ -7,7 +7,6 @@ its user. By the last two, peers see whether they can share memory.
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
@@ -16,6 +15,7 @@ from aiodist.rank.actor import MemoryReach
 from aiodist.schedules.costs import said_trip
 from aiodist.transports import registry
 from aiodist.transports.base import Link, Listener, Receiver
+from aiodist.transports.certificates import advice
 from aiodist.transports.processes import user_id
 from aiodist.transports.silence import NEAR
 from aiodist.transports.surroundings import chooser_on, identity_on
@@ -39,10 +39,6 @@ _IN_THE_CLEAR = (
 )
 
 _CHECK = "check firewalls, and bind= and advertise="
-_CERTIFICATE = (
-    "check the certificate of that rank (its dates, its names, and its authority), and the "
-    "authority that this rank trusts (AIODIST_TLS_CA, or ssl=)"
-)
 _LISTENS_ALONE = (
     "it came to the coordinator by a loopback address, and listens there alone, as there is no "
     "token: give all ranks the same one, or it bind= and advertise="
@@ -174,8 +170,7 @@ class Reach:
             except OSError as error:
                 tried.append(f"{address} ({error})")
                 last = error
-                if isinstance(error.__cause__, ssl.SSLCertVerificationError):
-                    hint = _CERTIFICATE
+                hint = advice(error.__cause__) or hint
         raise OSError(
             f"tried {', '.join(tried)}; {hint}"
             if tried

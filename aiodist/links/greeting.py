@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 from aiodist.errors import ProtocolError
 from aiodist.transports.base import Landing, Link
+from aiodist.transports.certificates import advice
 from aiodist.transports.sparing import Sparing
 from aiodist.wire import kinds
 from aiodist.wire.frames import pack_fields, unpack_fields
@@ -265,7 +266,7 @@ class Greeting:
     def closed(self, link: Link, error: BaseException | None) -> None:
         if not self.answered.done():
             if error is not None and not isinstance(error, ConnectionResetError):
-                self.why = str(error)
+                self.why = advice(error) or str(error)
             self.is_final = self.is_final or isinstance(error, ProtocolError)
             self.answered.set_result(False)
 

@@ -15,6 +15,8 @@ key, which may be in the same file."""
 TLS_BROKEN = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
 """The connection ended. All other errors of TLS mean that the two sides do not agree."""
 
+_BY = f"({CERT} and {KEY}, or load_cert_chain on both contexts of ssl=)"
+
 
 def contexts_of(
     given: ssl.SSLContext | tuple[ssl.SSLContext | None, ssl.SSLContext | None] | None,
@@ -77,3 +79,26 @@ def contexts_in(
 def both(client: ssl.SSLContext | None, server: ssl.SSLContext | None) -> TlsContexts | None:
     """Return what links between ranks use; None: TCP without encryption."""
     return None if client is None or server is None else TlsContexts(client, server)
+
+
+def advice(error: BaseException | None) -> str:
+    """Return what to do about an error of TLS between ranks; "": it is not about certificates.
+
+    An alert is what the other rank said. In TLS 1.3 it may come after the caller's handshake. Other
+    ranks hear the text as well, if one of the two is ruled lost, so it does not say "this rank".
+    """
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return (
+            "check the certificate of the rank that was called (its dates, its names, and its "
+            f"authority), and the authority that the rank which called trusts ({CA}, or ssl=)"
+        )
+    reason = error.reason if isinstance(error, ssl.SSLError) else None
+    alert = (reason or "").partition("_ALERT_")[2].replace("_", " ").lower()
+    if alert == "handshake failure":
+        return f"check that both ranks have certificates {_BY}"
+    if alert == "unknown ca" or "certificate" in alert:
+        return (
+            f"it did not accept the certificate of the rank that called: {alert}; give that rank "
+            f"one that all trust {_BY}"
+        )
+    return ""

@@ -235,6 +235,69 @@ def test_a_peer_of_another_authority_is_lost(
     run(main())
 
 
+@pytest.fixture
+def called_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(caller, "PAUSES", [])
+    monkeypatch.setattr(caller, "LATER_PAUSES", [])
+
+
+@pytest.mark.usefixtures("called_once")
+@pytest.mark.parametrize(
+    ("version", "kind", "says"),
+    [
+        (ssl.TLSVersion.TLSv1_3, "none", "accept .*: certificate required; give that rank one"),
+        (ssl.TLSVersion.TLSv1_3, "foreign", "accept .*: unknown ca; give that rank one"),
+        (ssl.TLSVersion.TLSv1_2, "foreign", "accept .*: unknown ca; give that rank one"),
+        (ssl.TLSVersion.TLSv1_2, "none", "; check that both ranks have certificates"),
+    ],
+)
+def test_a_rank_whose_certificate_is_refused_hears_what_to_do(
+    run: Any,
+    tmp_path: Path,
+    authority: Authority,
+    mutual: Any,
+    version: ssl.TLSVersion,
+    kind: str,
+    says: str,
+) -> None:
+    """In TLS 1.3 it hears that after the handshake, in 1.2 amid it."""
+    client = ssl.create_default_context(cafile=authority._folder / "ca.pem")
+    client.maximum_version = version
+    if kind == "foreign":
+        Authority(tmp_path).contexts("other", mutual=True)
+        client.load_cert_chain(tmp_path / "other.pem", tmp_path / "other.key")
+    open_to_all = authority.contexts("coordinator", mutual=False)[1]
+
+    async def main() -> None:
+        async with aiodist.Coordinator("tls://127.0.0.1:0", ssl=open_to_all) as coordinator:
+            groups = await connected(coordinator.address, [(client, mutual[1]), mutual])
+            with pytest.raises(aiodist.PeerLostError, match=f"{says}.*AIODIST_TLS_CERT"):
+                await groups[0].barrier(timeout=20)
+            for group in groups:
+                group.abort("over")
+                await group._actor.gone()
+
+    run(main())
+
+
+@pytest.mark.usefixtures("called_once")
+def test_a_rank_that_listens_without_a_certificate_is_named(
+    run: Any, authority: Authority, mutual: Any
+) -> None:
+    bare = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=authority._folder / "ca.pem")
+
+    async def main() -> None:
+        async with aiodist.Coordinator("tls://127.0.0.1:0", ssl=mutual[1]) as coordinator:
+            groups = await connected(coordinator.address, [mutual, (mutual[0], bare)])
+            with pytest.raises(aiodist.PeerLostError, match="check that both ranks have cert"):
+                await groups[0].barrier(timeout=20)
+            for group in groups:
+                group.abort("over")
+                await group._actor.gone()
+
+    run(main())
+
+
 class BreakingSocket(FullSocket):
     """It is broken amid its write of this number."""
 
