@@ -213,9 +213,10 @@ class BlockingWork(Generic[T]):
         """Wait for the result at most `timeout` seconds, and return it or raise its error.
 
         Raises TimeoutError if it is still pending then; the operation goes on. Raises
-        GroupClosedError if the group's event loop is closed. An exception that
-        interrupts the wait, as KeyboardInterrupt does, cancels the operation. Raises RuntimeError
-        if it is pending and an event loop runs in this thread.
+        asyncio.CancelledError after `cancel`, which ``except Exception`` does not catch. Raises
+        GroupClosedError if the group's event loop is closed. An exception that interrupts the wait,
+        as KeyboardInterrupt does, cancels the operation. Raises RuntimeError if it is pending and
+        an event loop runs in this thread.
         """
         check_wait(timeout)
         outcome = self._outcome
