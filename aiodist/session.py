@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Never, NoReturn, Unpack
 
 from aiodist import environment, timeouts
 from aiodist.control.client import ControlClient
-from aiodist.control.events import ControlEvent
+from aiodist.control.events import ControlEvent, ShutdownError
 from aiodist.coordinator import finding
 from aiodist.coordinator.actor import Coordinator
 from aiodist.coordinator.exposure import Guard, narrow_hint
@@ -443,7 +443,7 @@ async def _joined(options: _Options, found: finding.Located, deadline: float) ->
                 return actor
             await actor.gone()
             raise actor.ended
-        except (CoordinatorLostError, GroupClosedError) as error:
+        except (CoordinatorLostError, GroupClosedError, ShutdownError) as error:
             # That coordinator may belong to a run that was just ending, and ours comes up soon.
             # Or it ruled this rank lost, because this process was stopped for a while.
             over = loop.time() + _PAUSE >= deadline

@@ -54,6 +54,10 @@ class CoordinatorBack:
 ControlEvent = MemberLost | MemberLeft | Draining | CoordinatorGone | CoordinatorBack
 
 
+class ShutdownError(JoinError):
+    """The coordinator is shutting down. Another one may follow at its address."""
+
+
 class StoreValueError(AiodistError, ValueError):
     """`add` met a value that is not a decimal number of at most 64 bits."""
 
@@ -62,7 +66,7 @@ _ERRORS: dict[Failure, Callable[..., AiodistError]] = {
     Failure.RANK_TAKEN: RankTakenError,
     Failure.SIZE_MISMATCH: SizeMismatchError,
     Failure.COMPLETE: GroupCompleteError,
-    Failure.DRAINING: JoinError,
+    Failure.DRAINING: ShutdownError,
     Failure.INVALID: JoinError,
     Failure.VERSION: JoinError,
     Failure.BUSY: JoinError,

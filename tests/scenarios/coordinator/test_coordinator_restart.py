@@ -552,3 +552,34 @@ def test_welcome_says_who_it_is(play: Play, durable: Any) -> None:
             await durable.coordinator.stop()
         assert seen[0].coordinator == seen[1].coordinator
         assert [one.incarnation for one in seen] == [1, 2]
+
+
+async def test_a_rank_that_finds_a_coordinator_that_shuts_down_waits_for_the_next_one(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As a run does that begins at the address of one that is just ending."""
+    caplog.set_level(logging.DEBUG, "aiodist.session")
+    async with Coordinator("tcp://127.0.0.1:0") as ending:
+        address = ending.address
+        group = await _joined(address)
+        stopping = asyncio.create_task(ending.stop(drain=30.0))
+        joining = asyncio.create_task(_joined(address))
+        await until(lambda: joining.done() or "takes no joins" in caplog.text)
+        await group.close()
+        await stopping
+    async with Coordinator(address):
+        await (await joining).close()
+
+
+async def test_a_rank_says_that_the_coordinator_shuts_down_if_none_follows() -> None:
+    async with Coordinator("tcp://127.0.0.1:0") as ending:
+        group = await _joined(ending.address)
+        stopping = asyncio.create_task(ending.stop(drain=30.0))
+        with pytest.raises(aiodist.JoinTimeoutError, match="is shutting down and takes no joins"):
+            await _joined(ending.address, timeout=0.1)
+        await group.close()
+        await stopping
+
+
+async def _joined(address: str, timeout: float = 20.0) -> aiodist.Group:
+    return await aiodist.connect(address, rank=0, size=1, timeout=timeout)
