@@ -130,6 +130,7 @@ class Fetching:
         else:
             found = await self.slicing.attempt(releases, reading)
         self._forget_before(version)
+        self._participant.trouble = ""
         return found
 
     def holding(self, release: Release) -> Holding:

@@ -66,7 +66,7 @@ class Participant:
     """A publisher or subscriber, by its `role`: begun by `open`, ended by `close`.
 
     `releases`: the versions of the channel, as far as known here. `beaten`: the time of the last
-    sign of life.
+    sign of life. `trouble`: why the last source failed, if no version has come since.
     """
 
     role: ChannelRole
@@ -85,6 +85,7 @@ class Participant:
         self.stock = Stock()
         self.releases: list[Release] = []
         self.beaten = 0.0
+        self.trouble = ""
         self._has_news = asyncio.Event()  # others must hear of this participant at once
         self._lag = Lag()
         self._was_entered = False

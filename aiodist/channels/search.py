@@ -51,11 +51,12 @@ class Search:
     def lose(self, place: LinePlace, error: BaseException) -> None:
         """Note that a participant has failed. Raises the failure of this one."""
         self._participant.tasks.check()
+        why = self._participant.trouble = str(error) or "it is not there any more"
         log.info(
             "channel %r: version %d comes from another one: %s",
             self._participant.channel,
             self._releases[0].version,
-            error or "it is not there any more",
+            why,
         )
         self.failed.add(place.id)
         self.refused = self.refused or isinstance(error, NotThereError)

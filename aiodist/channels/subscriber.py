@@ -230,9 +230,11 @@ class Subscriber:
                 raise
             channel, arrived = f"of the channel {self._participant.channel!r}", self.arrived
             if arrived is not None and arrived.version > newer_than:
+                trouble = self._participant.trouble
                 raise CollectiveTimeoutError(
                     f"version {arrived.version} {channel} was not taken within {timeout:g} s:"
                     f" {arrived.here} of its {arrived.nbytes} bytes are here"
+                    + (f"; the last source failed: {trouble}" if trouble else "")
                 ) from None
             raise CollectiveTimeoutError(
                 f"no version over {newer_than} {channel} was known within {timeout:g} s:"

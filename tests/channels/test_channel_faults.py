@@ -56,6 +56,28 @@ def test_a_cancelled_call_is_gone_on_with_from_where_it_was():
     assert sent <= 1.3 * tree(1)["w"].nbytes
 
 
+def test_a_call_that_comes_too_late_says_why_the_last_source_failed():
+    stage = ServingStage(2)
+
+    async def unreachable(source):
+        raise aiodist.PeerLostError("not reachable", ranks=[0])
+
+    async def main():
+        async with stage.subscriber() as weights:
+            meetings = weights._participant.meetings
+            meetings.fed_by, fed_by = unreachable, meetings.fed_by
+            with pytest.raises(aiodist.CollectiveTimeoutError, match="source failed: not reach"):
+                await weights.latest(timeout=5.0)
+            meetings.fed_by = fed_by
+            assert (await weights.latest())[0] == 1
+            with pytest.raises(aiodist.CollectiveTimeoutError) as late:
+                await weights.latest(timeout=0.0)
+            assert "failed" not in str(late.value)
+        stage.done.set()
+
+    stage.play({0: stage.publish(), 1: main()})
+
+
 @pytest.mark.parametrize("how", ["kill", "stop", "close"])
 def test_a_source_that_goes_in_the_middle(how):
     """Who takes from it goes on with another one, within the patience, and asks for the rest."""
