@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bdb
 import contextlib
 import io
 import math
@@ -59,11 +60,12 @@ async def _wait(group: Group) -> None:
 
 async def _debug(group: Group, caller: FrameType) -> None:
     if not _has_input():
-        _barrier(group).cancel()
-        raise RuntimeError(
+        error = RuntimeError(
             f"a breakpoint on rank {group.rank}, which has no input to debug from: start the ranks "
             f"with `aiodist run --stdin {group.rank}`, or this one by hand"
         )
+        group._forgo(error, TAG)  # a barrier might be over before it could be cancelled
+        raise error
     debugger = _Debugger(group)
     if sys._getframe(1) is caller:
         debugger.set_trace(caller)  # the prompt comes when the caller goes on
@@ -93,11 +95,10 @@ class _Debugger(pdb.Pdb):
             if group is not None:
                 # If the group has ended meanwhile, the next operation reports it.
                 with contextlib.suppress(AiodistError):
-                    barrier = _barrier(group)
                     if self.quitting:
-                        barrier.cancel()
+                        group._forgo(bdb.BdbQuit(), TAG)
                     else:  # the program does not await this barrier, so it must not be warned
-                        barrier.add_done_callback(lambda _: None)
+                        _barrier(group).add_done_callback(lambda _: None)
 
 
 def _has_input() -> bool:

@@ -45,6 +45,8 @@ SHARE_FIRST = {
     "gather": False,
     "scatter": True,
     "all_to_all": False,
+    "scan": False,
+    "exscan": False,
     "barrier": True,
     "fence": True,
 }

@@ -158,6 +158,12 @@ def check_arguments(ranks: int, faults: str, options: dict[str, Any]) -> list[st
             raise ValueError(f"faults are some of {' '.join(NAMES)!r}, not {kind!r}")
     if ranks < 1:
         raise ValueError(f"ranks is at least 1, not {ranks}")
+    for name in ("rank", "size", "seed", "address"):
+        if name in options:
+            raise TypeError(
+                f"{name}= means nothing here, because each run has its own: the number of ranks is "
+                "ranks=, and the seeds are seeds="
+            )
     Simulation(ranks, **options).connecting(0)  # refuses options
     return kinds
 

@@ -335,7 +335,8 @@ class Window:
         match op:
             case "get":
                 # A copy: a large answer leaves in pieces, and the next request may write meanwhile.
-                return np.array(memory[index])
+                # A single string would come out shorter than those of its dtype.
+                return np.array(memory[index], memory.dtype)
             case "put":
                 memory[index] = value
             case "accumulate":

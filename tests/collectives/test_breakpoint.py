@@ -11,8 +11,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from over_links import until
+from sharing import sharing
 
 import aiodist
+from aiodist.debugging import TAG
 
 Script = Callable[..., io.StringIO]
 
@@ -95,6 +98,29 @@ def test_quit_and_the_end_of_the_input_abort_the_others(run, script, words) -> N
             assert there.rank == 0
             # The group is as good as before.
             await asyncio.gather(*[group.barrier() for group in groups])
+
+    run(all_of_them())
+
+
+@pytest.mark.parametrize("has_input", [True, False])
+def test_the_others_are_aborted_though_they_came_first(run, script, monkeypatch, has_input) -> None:
+    script("quit")
+    monkeypatch.setattr("aiodist.debugging._has_input", lambda: has_input)
+
+    async def main(group: aiodist.Group) -> None:
+        await aiodist.breakpoint(group)
+        raise AssertionError("not reached")
+
+    async def all_of_them() -> None:
+        async with sharing(3) as groups:
+            for _ in range(2):  # so that the next one may be over within the call of the last rank
+                await asyncio.gather(*[group.barrier(tag=TAG) for group in groups])
+            waiting = [asyncio.create_task(main(group)) for group in groups[1:]]
+            await until(lambda: all(group._context.calls.pending for group in groups[1:]))
+            with pytest.raises(bdb.BdbQuit if has_input else RuntimeError):
+                await main(groups[0])
+            for there in await asyncio.gather(*waiting, return_exceptions=True):
+                assert isinstance(there, aiodist.CollectiveAbortedError)
 
     run(all_of_them())
 

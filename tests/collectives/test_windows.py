@@ -90,6 +90,12 @@ def test_what_can_be_exposed_and_indexed(run, groups):
             with pytest.raises(ValueError, match="rank 1 has exposed nothing"):
                 one.get(1)
             await close_all([one, two])
+            words = np.array(["a", "long"])
+            one, two = await windows_of(ranks, [words, None])
+            place = np.empty((), words.dtype)
+            for got in (await two.get(0, 0), await two.get(0, 0, out=place)):
+                assert (got, got.dtype) == ("a", words.dtype)
+            await close_all([one, two])
 
     run(main())
 

@@ -230,6 +230,7 @@ def test_a_program_that_expects_all_faults_passes(faults: str) -> None:
         ({"replay": "seed 3"}, "a plan reads like"),
         ({"lease": -1.0}, "lease is more than 0"),
         ({"transports": ("pigeon",)}, "no transport 'pigeon'"),
+        ({"rank": 2}, "the number of ranks is ranks="),
         ({"nonsense": 3}, "unexpected keyword argument"),
         ({"min_size": 2}, "size=3 makes a fixed group"),
     ],
