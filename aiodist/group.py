@@ -583,6 +583,8 @@ class Group(Operations):
         if error is None:
             await self.close()
         else:
+            if isinstance(error, Exception) and self._context is self._actor.context:
+                self._actor.endpoint.recorder.left(error)
             self.abort(in_words(error))
             await self._actor.gone()
         return None

@@ -191,7 +191,8 @@ def _of(work: Work[Any]) -> _Ended:
 class Recorder:
     """The operations of one rank, over all of its groups and epochs.
 
-    `failed` is called after one of the errors in `TELLING`. `add` takes an `AtOnce`.
+    `failed` is called after one of the errors in `TELLING`, and by `left`. `add` takes an
+    `AtOnce`.
     """
 
     def __init__(self) -> None:
@@ -218,6 +219,11 @@ class Recorder:
             self.failures[type(error)] += 1
             if isinstance(error, TELLING):
                 self.failed(error)
+
+    def left(self, error: Exception) -> None:
+        """Note that the program leaves the group by `error`, which is why the others lose it."""
+        if not self.is_own:
+            self.failed(error)
 
     def observe(self, observer: Observer) -> None:
         """Tell `observer` of all operations that end from now on."""

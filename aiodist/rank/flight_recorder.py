@@ -63,8 +63,9 @@ def enable(where: str | os.PathLike[str] = "stderr", *, on_signal: bool = True) 
     """Dump the last operations after errors, and when SIGUSR1 arrives (with `on_signal`).
 
     The errors are PeerLostError, CollectiveTimeoutError, MismatchError and ProtocolError of an
-    operation, at most every 10 seconds for each rank. Errors inside a channel or an averager do not
-    count, because these expect others to leave. `where` is a directory or "stderr". In a
+    operation, and any exception by which a block of ``async with group`` ends: at most one every 10
+    seconds for each rank. Errors inside a channel or an averager do not count, because these expect
+    others to leave. `where` is a directory or "stderr". In a
     directory each rank writes one file "GROUP-rankR-pidP.txt" with its newest dump. On stderr an
     error shows the last 20 operations, and the signal shows all.
 

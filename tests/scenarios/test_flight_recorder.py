@@ -84,6 +84,21 @@ def test_after_an_error_each_rank_writes_a_file(run, tmp_path: Path) -> None:
     assert "failed     all_reduce tag 'step' #0  all_reduce(SUM, float32[3])" in text
 
 
+def test_a_rank_that_leaves_by_an_exception_writes_why(run, tmp_path: Path) -> None:
+    async def main() -> None:
+        flight_recorder.enable(tmp_path, on_signal=False)
+        async with aiodist.Coordinator("tcp://127.0.0.1:0") as coordinator:
+            with pytest.raises(ValueError):
+                async with aiodist.connect(coordinator.address, rank=0, size=1) as group:
+                    await group.all_reduce(np.ones(3))
+                    raise ValueError("not a number")
+
+    run(main())
+    (text,) = [path.read_text() for path in tmp_path.iterdir()]
+    assert ": ValueError: not a number\n" in text
+    assert "done       all_reduce #0" in text
+
+
 def test_errors_that_come_in_crowds_are_dumped_once(run, capfd) -> None:
     async def main() -> None:
         flight_recorder.enable(on_signal=False)
