@@ -73,7 +73,7 @@ from aiodist.prepared.posted import (
 )
 from aiodist.prepared.posted_slots import slots_in_one_go
 from aiodist.prepared.posted_values import PostedValues, taking_in_one_go
-from aiodist.prepared.tapes import Parts, tape_of_posts
+from aiodist.prepared.tapes import ReducedParts, tape_of_posts
 from aiodist.schedules import direct_exchange
 from aiodist.shared_memory.berths import Berths
 from aiodist.shared_memory.lane import Lane
@@ -164,7 +164,7 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
         recipe: PostRecipe | PostedValues,
         way: Callable[..., InOneGo],
         kernel: int | None = None,
-        parts: Parts | None = None,
+        parts: ReducedParts | None = None,
     ) -> None:
         """Let one function do calls of `recipe`, or the compiled part if it has a `kernel`."""
         run = way(recipe, self._posts, self.wake, self.follows, self._moved)

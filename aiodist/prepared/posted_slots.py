@@ -32,7 +32,7 @@ from aiodist.prepared.posted import (
     PostRecipe,
 )
 from aiodist.prepared.taking import kept
-from aiodist.prepared.tapes import Parts
+from aiodist.prepared.tapes import ReducedParts
 from aiodist.shared_memory.posts import HEAD, Posts, Reader, padded, prefixes
 from aiodist.wire.frames import pack_fields
 
@@ -76,7 +76,7 @@ class PostedSlots(PostRecipe):
         shown = [shown_by(rank, slots.bounds)[0] for rank in range(self._size)]
         begins = [len(self.first) + (start - first) * self.dtype.itemsize for first in shown]
         begins[self._rank] = start * self.dtype.itemsize
-        self.parts = Parts(stop - start, self._shown.start * self.dtype.itemsize, begins)
+        self.parts = ReducedParts(stop - start, self._shown.start * self.dtype.itemsize, begins)
 
     def lay_out(
         self, args: tuple[Any, ...], flats: list[Flat], words: list[Any]

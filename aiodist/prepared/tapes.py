@@ -72,7 +72,7 @@ class TapedPost(Taped, Protocol):
         ...
 
 
-class Parts(NamedTuple):
+class ReducedParts(NamedTuple):
     """Which parts of arrays a posted reduction uses, if it does not use whole arrays.
 
     `length` is how many elements are reduced. All else counts bytes: `shown` is where the part that
@@ -169,7 +169,7 @@ def tape_of_posts(
     *,
     polls: bool,
     crowded: bool,
-    parts: Parts | None = None,
+    parts: ReducedParts | None = None,
 ) -> object:
     """Return a tape that posts, waits for all other posts, and uses them. None: there is none.
 
