@@ -578,13 +578,18 @@ class Group(Operations):
     ) -> bool | None:
         if self._actor.is_inherited:
             return None
-        if self._line.keeper is not None and await self._line.keeper.left(error):
+        keeper, stays = self._line.keeper, False
+        try:
+            stays = keeper is not None and await keeper.left(error)
+        finally:  # also if this task is cancelled meanwhile
+            if error is not None and not stays:
+                if isinstance(error, Exception) and self._context is self._actor.context:
+                    self._actor.endpoint.recorder.left(error)
+                self.abort(in_words(error))
+        if stays:
             return True
         if error is None:
             await self.close()
         else:
-            if isinstance(error, Exception) and self._context is self._actor.context:
-                self._actor.endpoint.recorder.left(error)
-            self.abort(in_words(error))
             await self._actor.gone()
         return None

@@ -212,8 +212,8 @@ class BlockingWork(Generic[T]):
     def wait(self, timeout: float | None = None) -> T:
         """Wait for the result at most `timeout` seconds, and return it or raise its error.
 
-        Raises TimeoutError if it is still pending then; the operation goes on. Raises
-        asyncio.CancelledError after `cancel`, which ``except Exception`` does not catch. Raises
+        Raises TimeoutError if it is still pending then; the operation goes on. After `cancel` this
+        raises asyncio.CancelledError, and ``except Exception`` does not catch that. Raises
         GroupClosedError if the group's event loop is closed. An exception that interrupts the wait,
         as KeyboardInterrupt does, cancels the operation. Raises RuntimeError if it is pending and
         an event loop runs in this thread.

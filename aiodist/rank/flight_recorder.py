@@ -63,11 +63,11 @@ def enable(where: str | os.PathLike[str] = "stderr", *, on_signal: bool = True) 
     """Dump the last operations after errors, and when SIGUSR1 arrives (with `on_signal`).
 
     The errors are PeerLostError, CollectiveTimeoutError, MismatchError and ProtocolError of an
-    operation, and any exception by which a block of ``async with group`` ends: at most one every 10
-    seconds for each rank. Errors inside a channel or an averager do not count, because these expect
-    others to leave. `where` is a directory or "stderr". In a
-    directory each rank writes one file "GROUP-rankR-pidP.txt" with its newest dump. On stderr an
-    error shows the last 20 operations, and the signal shows all.
+    operation, and an Exception by which the program leaves the group of `connect`. Each rank writes
+    at most one dump in 10 seconds. Errors inside a channel or an averager do not count, because
+    these expect others to leave. `where` is a directory or "stderr". In a directory each rank
+    writes one file "GROUP-rankR-pidP.txt" with its newest dump. On stderr an error shows the last
+    20 operations, and the signal shows all.
 
     A handler for SIGUSR1 that your program had installed is called after ours. The environment
     variable AIODIST_FLIGHT_RECORDER, if it is not empty, does the same at the first `connect`.

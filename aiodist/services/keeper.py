@@ -63,7 +63,7 @@ class Keeper:
         self.op_timeout = connecting.op_timeout
         self._connecting = connecting
         self._admit = admit
-        self._eager = eager
+        self._eager = int(eager)  # the epoch ends as soon as a rank is gone, if this is not 0
         self._patience = patience
         self._watch: asyncio.Task[None] | None = None  # hears which ranks are lost, and which wait
         self._view: View | None = None  # the newest
@@ -191,15 +191,16 @@ class Keeper:
             return True
         if group.closed or group.lost or not group._actor.control.is_open:
             return True
-        eager, self._eager = self._eager, True
+        over = self.over
+        self._eager += 1
         self._judge()
         try:
             async with asyncio.timeout(PATIENCE):
-                await self.over.wait()
-        except (TimeoutError, asyncio.CancelledError):
-            return False  # the caller raises `error`, which tells more than a cancellation
+                await over.wait()
+        except TimeoutError:
+            return False
         finally:
-            self._eager = eager
+            self._eager -= 1
         return True
 
     def _ended(self) -> None:

@@ -280,6 +280,26 @@ def test_an_error_of_another_group_is_raised(run, stage, kind):
 
 
 @inproc
+def test_one_that_is_cancelled_after_an_error_of_another_group(run, stage, monkeypatch):
+    monkeypatch.setattr("aiodist.services.keeper.PATIENCE", 60.0)
+
+    async def main():
+        async with stage() as cast:
+            workers = [Worker(cast, min_size=3) for _ in range(2)]
+            worker = OfChild(cast, min_size=3)
+            await until(lambda: worker.group and worker.group._line.keeper._eager)
+            worker.task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await worker.task
+            workers.append(Worker(cast, min_size=3))  # in its place, because it has left
+            for other in workers:
+                await until(lambda other=other: other.seen and other.seen[-1][0] == 2)
+            await ended(workers)
+
+    run(main())
+
+
+@inproc
 def test_an_error_of_another_group_comes_before_that_of_this_one(run, stage, monkeypatch):
     """The loss of one process breaks two groups, and this rank hears of it in the other one."""
     monkeypatch.setattr("aiodist.services.keeper.PATIENCE", 60.0)

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from idle_time import on_idle_time
+from over_links import until
 
 import aiodist
 
@@ -132,10 +133,35 @@ def test_an_error_of_another_group_is_raised(run, stage, asks, derives):
             other.revoke()
             lifespan = worker.lifespan
             with pytest.raises(aiodist.GroupRevokedError) as raised:
-                await (lifespan.ask("x", timeout=0.1) if asks else lifespan.call(fails))
+                await (lifespan.ask("x", timeout=60) if asks else lifespan.call(fails))
             assert raised.value.group == ("world/dup" if derives else "other")
             assert len(calls) == lifespan.group.epoch == 1
             await other.close()
+            await worker.end()
+
+    run(main())
+
+
+def test_a_request_that_is_cancelled_after_an_error_of_another_group(run, stage, monkeypatch):
+    monkeypatch.setattr("aiodist.services.keeper.PATIENCE", 60.0)
+
+    async def fails(group):
+        async with await group.dup() as child:
+            child.revoke()
+            await child.barrier()
+
+    async def main():
+        async with stage() as cast:
+            worker = Worker(cast, min_size=1)
+            await started(worker)
+            before = worker.lifespan._keeper._eager
+            requests = [asyncio.create_task(worker.lifespan.call(fails)) for _ in range(2)]
+            await until(lambda: worker.lifespan._keeper._eager == before + 2)
+            for request in requests:
+                request.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await request
+            assert worker.lifespan._keeper._eager == before
             await worker.end()
 
     run(main())
