@@ -251,14 +251,14 @@ async def is_not_read(group: aiodist.Group) -> None:
 @pytest.mark.parametrize(
     ("program", "options", "said"),
     [
-        (hangs, {"rank": 0}, "RankTakenError"),
+        (hangs, {"timeout": 1e-6}, "JoinTimeoutError"),
         (
             is_not_read,
             {"replay": "ranks 2, seed 0, even network, delay 1 at 1 for 20", "op_timeout": 2.0},
             "rank 0 ends with CollectiveTimeoutError: left, but not all",
         ),
     ],
-    ids=["a rank for all", "close"],
+    ids=["join", "close"],
 )
 def test_joining_and_leaving_may_fail(program: Program, options: dict[str, Any], said: str) -> None:
     with pytest.raises(FoundError, match=said):
