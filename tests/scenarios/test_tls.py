@@ -202,18 +202,20 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(greeting, "HANDSHAKE_TIMEOUT", 1.0)
 
 
+async def loses_the_other(served: ssl.SSLContext, ranks: list[Any], says: str) -> None:
+    """Of two ranks with these contexts, the first one cannot reach the other, and says why."""
+    async with aiodist.Coordinator("tls://127.0.0.1:0", ssl=served) as coordinator:
+        groups = await connected(coordinator.address, ranks)
+        with pytest.raises(aiodist.PeerLostError, match=says):
+            await groups[0].barrier(timeout=20)
+        for group in groups:
+            group.abort("over")
+            await group._actor.gone()
+
+
 @pytest.mark.usefixtures("soon")
 def test_ranks_with_and_without_tls_do_not_talk(run: Any, mutual: Any) -> None:
-    async def main() -> None:
-        async with aiodist.Coordinator("tls://127.0.0.1:0", ssl=mutual[1]) as coordinator:
-            groups = await connected(coordinator.address, [mutual, mutual[0]])
-            with pytest.raises(aiodist.PeerLostError, match="encrypted, this rank's connections"):
-                await groups[0].barrier(timeout=20)
-            for group in groups:
-                group.abort("over")
-                await group._actor.gone()
-
-    run(main())
+    run(loses_the_other(mutual[1], [mutual, mutual[0]], "encrypted, this rank's connections"))
 
 
 @pytest.mark.usefixtures("soon")
@@ -223,16 +225,7 @@ def test_a_peer_of_another_authority_is_lost(
     other = Authority(tmp_path).contexts("other", mutual=True)
     mixed = (mutual[0], other[1])  # the coordinator knows it, peers do not
 
-    async def main() -> None:
-        async with aiodist.Coordinator("tls://127.0.0.1:0", ssl=mutual[1]) as coordinator:
-            groups = await connected(coordinator.address, [mutual, mixed])
-            with pytest.raises(aiodist.PeerLostError, match=r"no TLS .*check the certificate"):
-                await groups[0].barrier(timeout=20)
-            for group in groups:
-                group.abort("over")
-                await group._actor.gone()
-
-    run(main())
+    run(loses_the_other(mutual[1], [mutual, mixed], r"no TLS .*check the certificate"))
 
 
 @pytest.fixture
@@ -268,16 +261,7 @@ def test_a_rank_whose_certificate_is_refused_hears_what_to_do(
         client.load_cert_chain(tmp_path / "other.pem", tmp_path / "other.key")
     open_to_all = authority.contexts("coordinator", mutual=False)[1]
 
-    async def main() -> None:
-        async with aiodist.Coordinator("tls://127.0.0.1:0", ssl=open_to_all) as coordinator:
-            groups = await connected(coordinator.address, [(client, mutual[1]), mutual])
-            with pytest.raises(aiodist.PeerLostError, match=f"{says}.*AIODIST_TLS_CERT"):
-                await groups[0].barrier(timeout=20)
-            for group in groups:
-                group.abort("over")
-                await group._actor.gone()
-
-    run(main())
+    run(loses_the_other(open_to_all, [(client, mutual[1]), mutual], f"{says}.*AIODIST_TLS_CERT"))
 
 
 @pytest.mark.usefixtures("called_once")
@@ -286,16 +270,7 @@ def test_a_rank_that_listens_without_a_certificate_is_named(
 ) -> None:
     bare = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=authority._folder / "ca.pem")
 
-    async def main() -> None:
-        async with aiodist.Coordinator("tls://127.0.0.1:0", ssl=mutual[1]) as coordinator:
-            groups = await connected(coordinator.address, [mutual, (mutual[0], bare)])
-            with pytest.raises(aiodist.PeerLostError, match="check that both ranks have cert"):
-                await groups[0].barrier(timeout=20)
-            for group in groups:
-                group.abort("over")
-                await group._actor.gone()
-
-    run(main())
+    run(loses_the_other(mutual[1], [mutual, (mutual[0], bare)], "check that both ranks have cert"))
 
 
 class BreakingSocket(FullSocket):
