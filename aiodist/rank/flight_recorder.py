@@ -21,6 +21,7 @@ from typing import Any, TextIO
 
 from aiodist.engine import deadlines
 from aiodist.environment import FLIGHT_RECORDER
+from aiodist.errors import in_words
 from aiodist.files import replace, write_all
 from aiodist.membership.group import ranks_text
 from aiodist.rank import whereabouts
@@ -134,7 +135,7 @@ def watch(actor: RankActor) -> None:
         if owner is None or _settings.where is None or owner.loop.time() - last < PAUSE:
             return
         last = owner.loop.time()
-        _write(owner, f"{type(error).__name__}: {error}")
+        _write(owner, in_words(error))
 
     recorder.failed = failed
 

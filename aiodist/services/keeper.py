@@ -184,8 +184,10 @@ class Keeper:
         lost a rank, too. That may be heard of a moment later.
         """
         found = list(leaves(error))
-        closed = () if group is self.group and not group._actor.is_evicted else (GroupClosedError,)
-        if not all(isinstance(one, (*_RECOVERABLE, *closed)) for one in found):
+        kinds: tuple[type[BaseException], ...] = _RECOVERABLE
+        if group is not self.group or group._actor.is_evicted:
+            kinds = (*kinds, GroupClosedError)
+        if not all(isinstance(one, kinds) for one in found):
             return False
         if all(_is_of(group, one) for one in found):
             return True

@@ -84,18 +84,30 @@ def test_after_an_error_each_rank_writes_a_file(run, tmp_path: Path) -> None:
     assert "failed     all_reduce tag 'step' #0  all_reduce(SUM, float32[3])" in text
 
 
-def test_a_rank_that_leaves_by_an_exception_writes_why(run, tmp_path: Path) -> None:
+class NoText(Exception):
+    def __str__(self) -> str:
+        raise KeyError("planted")
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [(ValueError("not a number"), "ValueError: not a number"), (NoText(), "NoText")],
+)
+def test_a_rank_that_leaves_by_an_exception_writes_why(
+    run, tmp_path: Path, error: Exception, words: str
+) -> None:
     async def main() -> None:
         flight_recorder.enable(tmp_path, on_signal=False)
         async with aiodist.Coordinator("tcp://127.0.0.1:0") as coordinator:
-            with pytest.raises(ValueError):
+            with pytest.raises(type(error)):
                 async with aiodist.connect(coordinator.address, rank=0, size=1) as group:
                     await group.all_reduce(np.ones(3))
-                    raise ValueError("not a number")
+                    raise error
+            assert group.closed
 
     run(main())
     (text,) = [path.read_text() for path in tmp_path.iterdir()]
-    assert ": ValueError: not a number\n" in text
+    assert f": {words}\n" in text
     assert "done       all_reduce #0" in text
 
 

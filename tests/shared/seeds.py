@@ -8,5 +8,5 @@ import pytest
 
 
 def seeds(few: int, many: int) -> list[Any]:
-    """`few`, and where tests that take long run, too, as `many`."""
+    """From 0 on `few`, or `many` where tests that take long run, too."""
     return [*range(few), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(few, many))]

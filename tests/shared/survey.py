@@ -1,8 +1,8 @@
-"""Runs the plans of thousands of ranks, and counts what they do.
+"""Runs the plans of many ranks, and counts what they do.
 
 `aiodist.testing.plan_simulator` proves plans: it knows of each unit what went into it, and of each
 pair of accesses whether they can meet, which takes seconds for 64 ranks. What it has proved for
-every number of ranks to 17 is only counted and checked here, so that 4,096 ranks take seconds:
+every number of ranks to 17 is only counted and checked here, so that 1,024 ranks take seconds:
 
 * Units are numbers, and a whole span is one operation of numpy. A unit of X is a random number, and
   a reduction adds them, so that a result that lacks an operand, or has one twice, is another number

@@ -1,4 +1,4 @@
-"""Plans of 64 to 4,096 ranks; and what a survey finds wrong with plans."""
+"""Plans of 64 to 1,024 ranks; and what a survey finds wrong with plans."""
 
 from __future__ import annotations
 
