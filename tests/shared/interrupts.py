@@ -45,11 +45,12 @@ class Interrupt:
     def of(self, call: Callable[[], object]) -> None:
         """Make the call. Raises KeyboardInterrupt if it gets to the place."""
         before = signal.signal(signal.SIGINT, self._raise)
+        tracing = sys.gettrace()  # what measures which lines are executed, if anything does
         try:
             sys.settrace(self._trace)
             call()
         finally:
-            sys.settrace(None)
+            sys.settrace(tracing)
             signal.signal(signal.SIGINT, before)
 
     def _raise(self, *_: object) -> None:
