@@ -391,6 +391,21 @@ def test_close_tells_of_a_send_whose_receiver_closes_first() -> None:
     assert "800,000 bytes of send tag 0 (rank 1 is lost: " in str(error)
 
 
+@pytest.mark.parametrize("more", [0, 2])
+def test_close_tells_of_four_sends_and_counts_the_others(more: int) -> None:
+    async def main(group: aiodist.Group) -> Any:
+        if group.rank:
+            await asyncio.sleep(1.0)
+            return None
+        for tag in range(4 + more):
+            group.send(np.zeros(LARGE), 1, tag=tag)
+        await group.close()
+
+    text = str(pair().run(main)[0])
+    assert [f"bytes of send tag {tag} (" in text for tag in range(6)] == 4 * [True] + 2 * [False]
+    assert (f", {more} more sends" in text) is ("more" in text) is (more > 0)
+
+
 def test_close_names_ranks_of_its_own_group() -> None:
     """The send is one of a subgroup, and the subgroup ends with the group that it was made of."""
 

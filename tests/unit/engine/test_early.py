@@ -81,6 +81,16 @@ def test_frames_are_taken_in_order() -> None:
     assert found == [b"ab", b"cd"]
 
 
+def test_values_are_one_frame_of_each_and_nothing_else() -> None:
+    early = Early()
+    early.frames += [frame(1, b"c", b"ab"), frame(2, b"c", b"cde")]
+    assert early.values(b"c", (2, 3).__contains__) == {1: b"ab", 2: b"cde"}
+    assert early.values(b"d", (2, 3).__contains__) is None
+    assert early.values(b"c", (2, 4).__contains__) is None
+    early.frames.append(frame(1, b"c", b"ab"))
+    assert early.values(b"c", (2, 3).__contains__) is None
+
+
 @pytest.mark.parametrize("what", ["frames", "grants", "inquirers", "knockers"])
 def test_it_is_empty_once_nothing_came(what: str) -> None:
     early = Early()

@@ -39,6 +39,22 @@ def assert_idle(net: Any) -> None:
     assert all(engine.idle for engine in net.engines)
 
 
+def test_a_push_that_is_taken_back_leaves_all_as_it_was(net: Any) -> None:
+    give_leave(net)
+    sender = net.engines[0].sender
+    sid = sender.push(1, "leave", 1000)
+    assert sid is not None
+    assert sender.push(1, "leave", 1000) is None  # leave is for one message
+    sender.unpush(1, "leave", 1000)
+    assert sender.push(1, "leave", 1000) == sid
+    sender.unpush(1, "leave", 1000)
+    receiving = net.engines[1].recv(0, "leave")
+    net.engines[0].send(ramp(MIB, 7), 1, "leave")
+    net.settle()
+    np.testing.assert_array_equal(receiving.result(), ramp(MIB, 7))
+    assert_idle(net)
+
+
 @pytest.mark.parametrize("has_out", [True, False])
 def test_a_receive_that_waits_gets_the_message_without_asking(net: Any, has_out: bool) -> None:
     give_leave(net)
