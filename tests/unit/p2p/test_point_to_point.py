@@ -11,7 +11,7 @@ import pytest
 
 from aiodist.buffers import arrays
 from aiodist.buffers.encoding import encode
-from aiodist.errors import MessageTooLargeError, MismatchError, ProtocolError
+from aiodist.errors import MessageTooLargeError, MismatchError, PeerLostError, ProtocolError
 from aiodist.p2p import delivery
 from aiodist.p2p import frames as wire
 from aiodist.p2p.credit import EAGER, WINDOW
@@ -411,6 +411,18 @@ def test_a_want_is_said_again_when_it_was_taken_back_too_early(net: Any) -> None
     net.engines[0].send("it", 1, "x")
     net.settle()
     assert again.result() == "it"
+
+
+def test_a_want_is_taken_back_if_the_receive_fails_by_the_loss_of_another(make_net: Any) -> None:
+    net = make_net(3)
+    crowd(net)
+    receiving = net.engines[1].recv(tag="x")
+    net.settle()
+    assert net.kinds(1, 0) == [wire.WANT]
+    net.lose(2)
+    net.settle()
+    assert isinstance(receiving.exception(), PeerLostError)
+    assert net.kinds(1, 0) == [wire.WANT, wire.UNWANT]
 
 
 def test_wants_beyond_their_number_are_said_when_others_were_answered(
