@@ -183,3 +183,34 @@ async def test_an_array_more_costs_five_functions_at_most(on_hosts, layout, name
 
         few, many = await cost(20), await cost(200)
         assert many - few <= 5 * 180
+
+
+SLOTS = {
+    "another dtype": lambda rank: np.full(2, rank + 0.5, np.float32),
+    "another byte order": lambda rank: np.arange(3.0).astype(">f8") + rank,
+    "in Fortran's order": lambda rank: np.asfortranarray(np.arange(6.0).reshape(2, 3) + rank),
+    "with steps": lambda rank: (np.arange(12.0) + rank)[::3],
+    "backwards": lambda rank: (np.arange(5.0) + rank)[::-1],
+    "empty": lambda rank: np.empty(0),
+    "with more axes": lambda rank: np.arange(8.0).reshape(2, 2, 2) + rank,
+}
+
+
+@pytest.mark.parametrize("layout", ["aa", "ab", "aab"])
+@pytest.mark.parametrize("tag", [None, "a"])
+@pytest.mark.parametrize("slot", SLOTS)
+async def test_slots_of_any_kind_are_reduced(on_hosts, layout, slot, tag):
+    """One slot is as it is named here, and the others are plain. All calls are of one kind."""
+    size = len(layout)
+    async with on_hosts(layout) as ranks:
+        for odd in (0, size - 1):
+            for _ in range(4):
+                lists = [
+                    [SLOTS[slot](r) if s == odd else np.arange(3.0) * (r + s) for s in range(size)]
+                    for r in range(size)
+                ]
+                works = [g.reduce_scatter(lists[g.rank], tag=tag) for g in ranks]
+                for rank, found in enumerate(await asyncio.gather(*works)):
+                    expected = sum(np.asarray(one[rank]) for one in lists)
+                    np.testing.assert_array_equal(found, expected)
+                    assert np.shape(found) == expected.shape
