@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
 import select
 import threading
 from pathlib import Path
+from urllib.parse import quote
+
+_LONGEST = 100
+_HASH = 12
 
 
 def write_all(fd: int, data: bytes | bytearray | memoryview) -> None:
@@ -16,6 +22,18 @@ def write_all(fd: int, data: bytes | bytearray | memoryview) -> None:
             rest = rest[os.write(fd, rest) :]
         except BlockingIOError:  # another process has set the pipe or terminal to non-blocking
             select.select([], [fd], [])
+
+
+def quoted(group: str) -> str:
+    """Return the name of a group as part of a file's name: quoted, and at most 100 characters.
+
+    A longer one is cut and ends with a hash of the whole, because names of groups may begin alike.
+    """
+    name = quote(group, safe="")
+    if len(name) <= _LONGEST:
+        return name
+    end = hashlib.sha256(name.encode()).hexdigest()[:_HASH]
+    return re.sub("%.?$", "", name[: _LONGEST - _HASH - 1]) + "-" + end
 
 
 def replace(path: Path, text: str) -> None:

@@ -13,7 +13,6 @@ import signal
 import sys
 import threading
 import time
-import urllib.parse
 import weakref
 from pathlib import Path
 from types import FrameType
@@ -22,7 +21,7 @@ from typing import Any, TextIO
 from aiodist.engine import deadlines
 from aiodist.environment import FLIGHT_RECORDER
 from aiodist.errors import in_words
-from aiodist.files import replace, write_all
+from aiodist.files import quoted, replace, write_all
 from aiodist.membership.group import ranks_text
 from aiodist.rank import whereabouts
 from aiodist.rank.actor import RankActor
@@ -179,8 +178,7 @@ def _write(actor: RankActor, reason: str, *, everything: bool = False) -> None:
 
 
 def _file_name(actor: RankActor) -> str:
-    group = urllib.parse.quote(actor.view.group, safe="")[:100]
-    return f"{group}-rank{_rank(actor)}-pid{os.getpid()}.txt"
+    return f"{quoted(actor.view.group)}-rank{_rank(actor)}-pid{os.getpid()}.txt"
 
 
 def _rank(actor: RankActor) -> int:

@@ -22,12 +22,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
-from urllib.parse import quote
 
 from aiodist.control.events import ControlEvent, CoordinatorBack, CoordinatorGone
 from aiodist.environment import TRACE
 from aiodist.errors import AiodistError
-from aiodist.files import replace
+from aiodist.files import quoted, replace
 from aiodist.rank.actor import RankActor
 from aiodist.recorder import Entry
 from aiodist.trace import Scope
@@ -138,9 +137,8 @@ class Tracer:
             return
         _tracers.discard(self)
         actor = self._actor
-        group = quote(actor.view.group, safe="")[:100]
         rank = actor.people[actor.endpoint.rank].rank
-        name = f"{group}-rank{rank}-pid{os.getpid()}-{self._number}.json"
+        name = f"{quoted(actor.view.group)}-rank{rank}-pid{os.getpid()}-{self._number}.json"
         try:
             replace(self._directory / name, json.dumps(self._contents()))
         except OSError as error:
