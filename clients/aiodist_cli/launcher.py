@@ -119,7 +119,6 @@ async def _prepare(
 ) -> tuple[spawn.Job, Meeting | None, aiodist.Coordinator | None]:
     """What all ranks have in common, the connection to other launchers if there are any, and the
     coordinator if this run has its own."""
-    group = None if place.group == "world" else place.group
     token: str | None
     embedded: aiodist.Coordinator | None = None
     if place.coordinator is None:
@@ -143,7 +142,7 @@ async def _prepare(
             local_size=place.nprocs,
             master_addr="127.0.0.1",
             master_port=spawn.free_port(),
-            group=group,
+            group=place.group,
             token=token,
             least=place.spare.least if place.spare is not None else None,
         )
@@ -167,7 +166,7 @@ async def _prepare(
         master_port=meeting.master_port,
         nodes=place.nodes,
         node=place.node,
-        group=group,
+        group=place.group,
         token=token,
     )
     return job, meeting, embedded

@@ -92,7 +92,12 @@ def run(
         ),
     ] = None,
     group: Annotated[
-        str, typer.Option(metavar="NAME", help="Name of the group; each run needs its own.")
+        str,
+        typer.Option(
+            metavar="NAME",
+            envvar="AIODIST_GROUP",
+            help="Name of the group; each run needs its own.",
+        ),
     ] = "world",
     nnodes: Annotated[int, typer.Option(min=1, help="Nodes (hosts) of the run.")] = 1,
     node_rank: Annotated[

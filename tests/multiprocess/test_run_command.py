@@ -54,7 +54,7 @@ def test_ranks_know_who_they_are(aiodist: Start, script: Callable[[str], Path]) 
         "    print(name, os.environ[name])\n"
         "assert os.environ['AIODIST_ADDRESS'].startswith('tcp://127.0.0.1:')\n"
         "assert os.environ['AIODIST_RUN_ID'] and int(os.environ['MASTER_PORT'])\n"
-        "assert 'AIODIST_GROUP' not in os.environ\n"
+        "assert os.environ['AIODIST_GROUP'] == 'world'\n"
     )
     status, out, err = finish(aiodist("run", "-n", 3, path))
     assert (status, err) == (0, [])
@@ -82,9 +82,28 @@ def test_module(aiodist: Start, tmp_path: Path) -> None:
     assert (status, out) == (0, ["[0] __main__ ['x']"])
 
 
-def test_group_name_is_passed_on(aiodist: Start, script: Callable[[str], Path]) -> None:
-    path = script("import os; print(os.environ['AIODIST_GROUP'])")
-    assert finish(aiodist("run", "-n", 1, "--group", "mine", path))[:2] == (0, ["[0] mine"])
+@pytest.mark.parametrize(
+    ("options", "inherited", "group"),
+    [
+        (("--group", "mine"), "", "mine"),
+        (("--group", "mine"), "other", "mine"),
+        (("--group", "world"), "other", "world"),
+        ((), "other", "other"),
+    ],
+)
+def test_the_group_of_the_command_line_comes_before_that_of_the_environment(
+    options: tuple[str, ...], inherited: str, group: str,
+    aiodist: Start, script: Callable[[str], Path],
+) -> None:  # fmt: skip
+    path = script(
+        "import aiodist, asyncio\n"
+        "async def main():\n"
+        "    async with aiodist.connect() as group:\n"
+        "        print(group.name)\n"
+        "asyncio.run(main())\n"
+    )
+    run = aiodist("run", "-n", 1, *options, path, more_env={"AIODIST_GROUP": inherited})
+    assert finish(run)[:2] == (0, [f"[0] {group}"])
 
 
 def test_an_empty_token_is_refused_before_ranks_are_started(
