@@ -96,7 +96,8 @@ def joined(files: Iterable[Path], output: Path, command: str) -> str:
         if found.hosts == 1
         else f"clocks of {found.hosts} hosts, wrong by {found.error * 1e6:.0f} us at most"
     )
+    last = f"; only the last operations of {found.incomplete}" if found.incomplete else ""
     return (
-        f"{output}: {found.ranks} ranks, {found.operations} operations, {hosts}; open it at "
+        f"{output}: {found.ranks} ranks, {found.operations} operations, {hosts}{last}; open it at "
         "https://ui.perfetto.dev"
     )

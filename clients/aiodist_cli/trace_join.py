@@ -23,6 +23,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from aiodist.membership.group import ranks_text
+
 FORMAT = 2
 """The version of the parts."""
 
@@ -97,14 +99,15 @@ class Operation:
 
 
 class Joined(NamedTuple):
-    """The trace to write; its numbers of ranks, operations and hosts; and the error of their clocks
-    in seconds."""
+    """The trace to write; its numbers of ranks, operations and hosts; the error of their clocks in
+    seconds; and the ranks that kept only their last operations, in words."""
 
     trace: dict[str, Any]
     ranks: int
     operations: int
     hosts: int
     error: float
+    incomplete: str
 
 
 def join(parts: Sequence[Mapping[str, Any]]) -> Joined:
@@ -117,7 +120,7 @@ def join(parts: Sequence[Mapping[str, Any]]) -> Joined:
     operations = [
         one for process, part in enumerate(parts) for one in _operations(process, part, clocks)
     ]
-    links = [*_collectives(operations), *_messages(operations)]
+    links = [*_collectives(operations), *_messages(operations, parts)]
     _lay_out(operations)
     starts = [one.start for one in operations]
     starts += [clocks[part["machine"]].common(when) for part in parts for when, _ in part["events"]]
@@ -137,13 +140,22 @@ def join(parts: Sequence[Mapping[str, Any]]) -> Joined:
         events += _slices(one, zero)
     for number, (before, after) in enumerate(links):
         events += _arrow(number, before, after, zero)
-    incomplete = [str(part["rank"]) for part in parts if not part["complete"]]
+    incomplete = _incomplete(parts)
     other = {
         "clocks": f"{len(clocks)} hosts, wrong by {error * 1e6:.0f} us at most",
-        "incomplete": ", ".join(incomplete) or "none",
+        "incomplete": incomplete or "none",
     }
     trace = {"traceEvents": events, "displayTimeUnit": "ns", "otherData": other}
-    return Joined(trace, len(parts), len(operations), len(clocks), error)
+    return Joined(trace, len(parts), len(operations), len(clocks), error, incomplete)
+
+
+def _incomplete(parts: Iterable[Mapping[str, Any]]) -> str:
+    """Name the ranks that kept only their last operations."""
+    ranks: dict[str, list[int]] = defaultdict(list)
+    for part in parts:
+        if not part["complete"]:
+            ranks[part["group"]].append(part["rank"])
+    return ", ".join(f"{ranks_text(found)} of {group}" for group, found in ranks.items())
 
 
 def _clocks(parts: Iterable[Mapping[str, Any]]) -> dict[str, Clock]:
@@ -202,16 +214,19 @@ def _collectives(operations: Iterable[Operation]) -> Iterator[Link]:
                 yield last, one
 
 
-def _messages(operations: Iterable[Operation]) -> Iterator[Link]:
+def _messages(
+    operations: Iterable[Operation], parts: Sequence[Mapping[str, Any]]
+) -> Iterator[Link]:
     """Find the receive for each message.
 
     Messages of one sender, receiver and tag are taken in their order, by receives in the order of
-    their calls.
+    their calls. If either rank kept only its last operations, it is unknown which message is the
+    first of those kept. It is unknown from the end, too, because some may never be received.
     """
     sent: dict[Any, list[Operation]] = defaultdict(list)
     taken: dict[Any, list[Operation]] = defaultdict(list)
     for one in operations:
-        if one.state != "done" or one.peer is None:
+        if one.state != "done" or one.peer is None or not parts[one.process]["complete"]:
             continue
         if one.op in _SENDS:
             sent[one.context, one.rank, one.peer, repr(one.tag)].append(one)

@@ -178,6 +178,29 @@ def test_messages_of_one_tag_are_matched_in_their_order() -> None:
     ]
 
 
+@pytest.mark.parametrize("incomplete", [0, 1])
+def test_messages_of_a_rank_that_kept_only_its_last_operations_are_not_matched(
+    incomplete: int, tmp_path: Path
+) -> None:
+    """Otherwise the first kept receive would get the first kept message, which is another one."""
+    sends = [operation("send", t, t + 0.1, seq=None, tag=0, peer=1) for t in (1.0, 2.0, 5.0)]
+    receives = [operation("recv", t, t + 0.5, seq=None, tag=0, peer=0) for t in (1.1, 2.1, 4.9)]
+    whole = [sends, receives]
+    assert len(events(*(part(n, *calls) for n, calls in enumerate(whole)), ph="s")) == 3
+    del whole[incomplete][0]
+    barriers = [operation("barrier", 6.0 + rank, 8.0) for rank in range(2)]
+    files = [tmp_path / f"{rank}.json" for rank in range(2)]
+    for rank, file in enumerate(files):
+        calls = [*whole[rank], barriers[rank]]
+        file.write_text(json.dumps(part(rank, *calls, complete=rank != incomplete)))
+    text = trace.joined(files, tmp_path / "run.json", "aiodist trace")
+    found = json.loads((tmp_path / "run.json").read_text())["traceEvents"]
+    assert [one["name"] for one in found if one["ph"] == "s"] == ["barrier"]
+    waits = [one["ts"] for one in found if one["name"].startswith("waiting")]
+    assert len(waits) == 1  # in the barrier
+    assert f"; only the last operations of rank {incomplete} of g; open it at" in text
+
+
 def test_an_ssend_waits_for_its_receive() -> None:
     sending = operation("ssend", 1.0, 3.0, seq=None, tag=0, peer=1)
     receiving = operation("recv", 2.0, 3.0, seq=None, tag=0, peer=0)
@@ -215,7 +238,8 @@ def test_what_runs_at_the_same_time_is_on_tracks_beside_each_other() -> None:
 
 def test_it_is_json_and_parts_of_other_versions_are_refused() -> None:
     json.dumps(trace_join.join([part(0, events=[[1.0, "epoch 1"]])]).trace)
-    assert trace_join.join([part(0, complete=False)]).trace["otherData"]["incomplete"] == "0"
+    other = trace_join.join([part(0, complete=False)]).trace["otherData"]
+    assert other["incomplete"] == "rank 0 of g"
     with pytest.raises(ValueError, match="version 2, not 1"):
         trace_join.join([part(0, aiodist=1)])
 
