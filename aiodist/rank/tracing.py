@@ -2,7 +2,8 @@
 
 Nothing is measured unless the environment variable AIODIST_TRACE names a directory when the rank
 connects. Each rank then keeps its last operations in memory. It also compares its clock with the
-coordinator's again and again, so that the files of all ranks can be put on one clock. It asks for
+coordinator's again and again, so that the files of all ranks can be put on one clock. The file says
+with which coordinator, because the groups of one process may have different ones. The rank asks for
 the time, and assumes that the coordinator read its clock halfway between question and answer. The
 error is at most half of the time between the two.
 """
@@ -18,6 +19,7 @@ import os
 import signal
 import socket
 import threading
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
@@ -39,7 +41,7 @@ log = logging.getLogger("aiodist.trace")
 VARIABLE = TRACE
 """The environment variable: the directory for the files of all ranks."""
 
-FORMAT = 2
+FORMAT = 3
 """Raised with every change of the files' format."""
 
 MOST = 200_000
@@ -80,8 +82,9 @@ class Tracer:
         self._number = next(_numbers)
         self._events: list[tuple[float, str]] = []  # what happened to the group, and when
         self._told: set[str] = set()  # the events that were noted
-        self._clock: list[tuple[float, float, float]] = []
-        """Time, offset of the coordinator's clock, and greatest error of that, in seconds."""
+        self._clock: defaultdict[str, list[tuple[float, float, float]]] = defaultdict(list)
+        """By the start of a coordinator: time, offset of the coordinator's clock, and greatest
+        error of that, in seconds."""
         tell_time_exactly(actor.loop)
         actor.endpoint.recorder.keep(MOST)
         actor.endpoint.spawn(self._compare_clocks(), "aiodist trace: clock")
@@ -114,9 +117,12 @@ class Tracer:
 
     async def _compare_clocks(self) -> None:
         while True:
+            start = self._actor.control.start
             samples = [one for _ in range(BURST) if (one := await self._compared()) is not None]
-            if samples:
-                self._clock.append(min(samples, key=lambda one: one[2]))
+            # The next start of a coordinator may be on another host.
+            if samples and self._actor.control.start == start:
+                name, number = start
+                self._clock[f"{name} {number}"].append(min(samples, key=lambda one: one[2]))
             await asyncio.sleep(PAUSE)
 
     async def _compared(self) -> tuple[float, float, float] | None:

@@ -91,13 +91,8 @@ def joined(files: Iterable[Path], output: Path, command: str) -> str:
         output.write_text(json.dumps(found.trace), encoding="utf-8")
     except (OSError, ValueError) as error:
         raise CommandError(f"{command}: no trace: {error}") from error
-    hosts = (
-        "one clock"
-        if found.hosts == 1
-        else f"clocks of {found.hosts} hosts, wrong by {found.error * 1e6:.0f} us at most"
-    )
     last = f"; only the last operations of {found.incomplete}" if found.incomplete else ""
     return (
-        f"{output}: {found.ranks} ranks, {found.operations} operations, {hosts}{last}; open it at "
-        "https://ui.perfetto.dev"
+        f"{output}: {found.ranks} ranks, {found.operations} operations, {found.clocks}{last}; "
+        "open it at https://ui.perfetto.dev"
     )

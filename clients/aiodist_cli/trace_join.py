@@ -3,8 +3,10 @@
 This module has no I/O: parts in, events out. A part is what `aiodist.rank.tracing` writes for one
 rank.
 
-**One clock.** Each part has comparisons of its clock with the coordinator's. Ranks of one host have
-one clock, so all of theirs are used together, and no error comes between them.
+**One clock.** Each part has comparisons of its clock with that of a coordinator. Ranks of one host
+have one clock, so all of theirs are used together, and no error comes between them. The common
+clock is that of one coordinator. A host that was compared with two coordinators leads from one to
+the other.
 
 **Waiting and moving.** A collective ends on no rank before all ranks have called it. So a rank
 waits until the last rank has called, and after that data moves. Starts and ends are enough to see
@@ -21,11 +23,12 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any, NamedTuple
 
 from aiodist.membership.group import ranks_text
 
-FORMAT = 2
+FORMAT = 3
 """The version of the parts."""
 
 _SENDS = ("send", "ssend")
@@ -35,15 +38,22 @@ _LANES = 1000
 """Tracks of one kind, for operations that run at the same time: more than there ever are."""
 _WINDOW = 5.0
 """Seconds. The best comparison of clocks in each such window is used."""
+_DRIFT = 60.0
+"""Seconds until clocks may have drifted by more than comparisons are wrong."""
 _OP = re.compile(r"\b[A-Z]{2,}\b")
 _DTYPE = re.compile(r"\b([a-z]+\d*)\[")
 
 
-class Clock:
-    """The clock of one host, compared with the coordinator's."""
+Sample = Sequence[float]
+"""A time on a clock in seconds, by how much another clock is ahead, and the greatest error of that.
+"""
 
-    def __init__(self, samples: Iterable[Sequence[float]]) -> None:
-        best: dict[int, Sequence[float]] = {}
+
+class Clock:
+    """The clock of one host or coordinator, compared with the common one."""
+
+    def __init__(self, samples: Iterable[Sample]) -> None:
+        best: dict[int, Sample] = {}
         for sample in samples:
             window = int(sample[0] // _WINDOW)
             if window not in best or sample[2] < best[window][2]:
@@ -57,9 +67,9 @@ class Clock:
 
     def common(self, when: float) -> int:
         """The common time in ns for the second `when` on this clock."""
-        return round((when + self._ahead(when)) * 1e9)
+        return round((when + self.ahead(when)) * 1e9)
 
-    def _ahead(self, when: float) -> float:
+    def ahead(self, when: float) -> float:
         """By how much the common clock is ahead; between comparisons, along a line."""
         samples = self._samples
         if not samples:
@@ -69,6 +79,13 @@ class Clock:
             return samples[max(0, at - 1)][1]
         (t0, before, _), (t1, after, _) = samples[at - 1], samples[at]
         return before + (after - before) * (when - t0) / (t1 - t0)
+
+    def through(self, samples: Iterable[Sample]) -> list[Sample]:
+        """Turn comparisons of another clock with this one into comparisons with the common one."""
+        return [
+            (when, ahead + self.ahead(when + ahead), error + self.error)
+            for when, ahead, error in samples
+        ]
 
 
 @dataclass(slots=True)
@@ -99,14 +116,19 @@ class Operation:
 
 
 class Joined(NamedTuple):
-    """The trace to write; its numbers of ranks, operations and hosts; the error of their clocks in
-    seconds; and the ranks that kept only their last operations, in words."""
+    """The trace to write; its numbers of ranks, operations and hosts; and the error of their clocks
+    in seconds.
+
+    In words: `clocks`, what is known of them; `incomplete`, the ranks that kept only their last
+    operations ("": none).
+    """
 
     trace: dict[str, Any]
     ranks: int
     operations: int
     hosts: int
     error: float
+    clocks: str
     incomplete: str
 
 
@@ -117,6 +139,11 @@ def join(parts: Sequence[Mapping[str, Any]]) -> Joined:
             raise ValueError(f"expected a trace of version {FORMAT}, not {part.get('aiodist')!r}")
     parts = sorted(parts, key=lambda part: (part["group"], part["rank"], part["pid"]))
     clocks = _clocks(parts)
+    # Each clock is compared with the common one, and two may both be wrong.
+    errors = sorted(clock.error for clock in clocks.values())
+    error = sum(errors[-2:]) if len(errors) > 1 else 0.0
+    apart = {part["machine"]: part["host"] for part in parts if part["machine"] not in clocks}
+    clocks |= dict.fromkeys(apart, Clock([]))
     operations = [
         one for process, part in enumerate(parts) for one in _operations(process, part, clocks)
     ]
@@ -125,9 +152,6 @@ def join(parts: Sequence[Mapping[str, Any]]) -> Joined:
     starts = [one.start for one in operations]
     starts += [clocks[part["machine"]].common(when) for part in parts for when, _ in part["events"]]
     zero = min(starts, default=0)
-    # Each clock is compared with the coordinator's, and two may both be wrong.
-    errors = sorted(clock.error for clock in clocks.values())
-    error = sum(errors[-2:]) if len(errors) > 1 else 0.0
     events: list[dict[str, Any]] = []
     for process, part in enumerate(parts):
         tracks = {one.track for one in operations if one.process == process}
@@ -141,12 +165,14 @@ def join(parts: Sequence[Mapping[str, Any]]) -> Joined:
     for number, (before, after) in enumerate(links):
         events += _arrow(number, before, after, zero)
     incomplete = _incomplete(parts)
-    other = {
-        "clocks": f"{len(clocks)} hosts, wrong by {error * 1e6:.0f} us at most",
-        "incomplete": incomplete or "none",
-    }
+    told = "one clock"
+    if len(clocks) > 1:
+        told = f"clocks of {len(clocks)} hosts, wrong by {error * 1e6:.0f} us at most"
+    if apart:
+        told += f", not comparable: {', '.join(sorted(apart.values()))}"
+    other = {"clocks": told, "incomplete": incomplete or "none"}
     trace = {"traceEvents": events, "displayTimeUnit": "ns", "otherData": other}
-    return Joined(trace, len(parts), len(operations), len(clocks), error, incomplete)
+    return Joined(trace, len(parts), len(operations), len(clocks), error, told, incomplete)
 
 
 def _incomplete(parts: Iterable[Mapping[str, Any]]) -> str:
@@ -158,12 +184,37 @@ def _incomplete(parts: Iterable[Mapping[str, Any]]) -> str:
     return ", ".join(f"{ranks_text(found)} of {group}" for group, found in ranks.items())
 
 
-def _clocks(parts: Iterable[Mapping[str, Any]]) -> dict[str, Clock]:
-    """Clocks by host, including the coordinator's host, because its name is unknown."""
-    samples: dict[str, list[Sequence[float]]] = defaultdict(list)
+def _clocks(parts: Sequence[Mapping[str, Any]]) -> dict[str, Clock]:
+    """Clocks by host, without hosts to which no comparison leads.
+
+    The common time is that of the coordinator with which most hosts were compared.
+    """
+    compared: dict[str, dict[str, list[Sample]]] = defaultdict(lambda: defaultdict(list))
     for part in parts:
-        samples[part["machine"]] += part["clock"]
-    return {host: Clock(found) for host, found in samples.items()}
+        for coordinator, samples in part["clock"].items():
+            compared[coordinator][part["machine"]] += samples
+    left = sorted(
+        compared.values(),
+        key=lambda one: (-len(one), sum(Clock(samples).error for samples in one.values())),
+    )
+    found: dict[str, list[Sample]] = defaultdict(list)
+    while one := next((one for one in left if not found or found.keys() & one.keys()), None):
+        left.remove(one)
+        clock = Clock([])
+        bridge = next((host for host in one if host in found), None)
+        if bridge is not None:
+            back = [(when + ahead, -ahead, error) for when, ahead, error in one.pop(bridge)]
+            clock = Clock(Clock(found[bridge]).through(back))
+        for host, samples in one.items():
+            # A coordinator that is far away would only make known times worse. One that came after
+            # another shows how clocks have drifted since.
+            known = [when for when, *_ in found[host]]
+            low, high = min(known, default=inf) - _DRIFT, max(known, default=-inf) + _DRIFT
+            found[host] += [it for it in clock.through(samples) if not low <= it[0] <= high]
+    hosts = {part["machine"] for part in parts}
+    if len(hosts) == 1:  # which needs no clock but its own
+        return dict.fromkeys(hosts, Clock([]))
+    return {host: Clock(samples) for host, samples in found.items()}
 
 
 def _operations(

@@ -26,8 +26,8 @@ def operation(
 
 def part(rank: int, *operations: list[Any], machine: str = "m", **more: Any) -> dict[str, Any]:
     return {
-        "aiodist": 2, "group": "g", "rank": rank, "pid": 10 + rank, "host": "h", "machine": machine,
-        "name": "", "complete": True, "clock": [], "events": [],
+        "aiodist": 3, "group": "g", "rank": rank, "pid": 10 + rank, "host": "h", "machine": machine,
+        "name": "", "complete": True, "clock": {}, "events": [],
         "scopes": [["g", 1, rank, 2, "aa", ["tcp", None] if rank else [None, "tcp"]]],
         "operations": list(operations),
     } | more  # fmt: skip
@@ -112,9 +112,10 @@ def test_what_has_another_tag_has_another_name() -> None:
 def test_a_clock_that_is_ahead_is_brought_into_the_common_one() -> None:
     """Rank 1 is on another host, whose clock shows 100 s more; the answers took 20 and 60 us."""
     parts = (
-        part(0, operation("all_reduce", 1.0, 4.0), clock=[[0.5, 50.0, 1e-5]]),
+        part(0, operation("all_reduce", 1.0, 4.0), clock={"c": [[0.5, 50.0, 1e-5]]}),
         part(
-            1, operation("all_reduce", 103.0, 104.5), machine="n", clock=[[100.5, -50.0, 3e-5]]
+            1, operation("all_reduce", 103.0, 104.5), machine="n",
+            clock={"c": [[100.5, -50.0, 3e-5]]},
         ),
     )  # fmt: skip
     joined = trace_join.join(parts)
@@ -126,11 +127,101 @@ def test_a_clock_that_is_ahead_is_brought_into_the_common_one() -> None:
 def test_ranks_of_one_host_have_one_clock() -> None:
     """However wrong each comparison is."""
     parts = (
-        part(0, operation("all_reduce", 1.0, 4.0), clock=[[0.5, 7.0, 0.5]]),
-        part(1, operation("all_reduce", 3.0, 4.5), clock=[[0.6, 6.5, 0.1]]),
+        part(0, operation("all_reduce", 1.0, 4.0), clock={"c": [[0.5, 7.0, 0.5]]}),
+        part(1, operation("all_reduce", 3.0, 4.5), clock={"c": [[0.6, 6.5, 0.1]]}),
     )
     assert trace_join.join(parts).error == 0.0
     assert [one[2] for one in slices(*parts)] == [0.0, 0.0, 2e6, 2e6, 2e6]
+
+
+def test_one_host_needs_no_coordinators_clock() -> None:
+    """Two that one host was compared with are seconds apart."""
+    calls = [operation("all_reduce", t, t + 1, seq=int(t)) for t in (1.0, 11.0, 21.0)]
+    clock = {"own": [[0.5, 0.0, 1e-5], [20.5, 0.0, 1e-5]], "outer": [[10.5, 9e4, 1e-5]]}
+    joined = trace_join.join([part(0, *calls, clock=clock)])
+    assert (joined.error, joined.clocks) == (0.0, "one clock")
+    assert [one[2] for one in slices(part(0, *calls, clock=clock))] == [0.0, 1e7, 2e7]
+
+
+HOSTS = {"l": 0.0, "m": 100.0, "n": 5000.0, "o": 7e4}
+"""What the clock of each host shows at the second 0 of the coordinator "c"."""
+
+
+def compared(host: str, coordinator: str, *times: float, error: float = 1e-5) -> dict[str, Any]:
+    """What a rank of `host` writes of its clock."""
+    ahead = {"c": 0.0, "d": 1e5, "e": -300.0}[coordinator]
+    return {coordinator: [[HOSTS[host] + t, ahead - HOSTS[host], error] for t in times]}
+
+
+def on(host: str, rank: int, *clocks: dict[str, Any]) -> dict[str, Any]:
+    """A rank of `host` that calls at the second 1 + `rank` of "c"."""
+    begins = HOSTS[host] + rank + 1.0
+    clock = {name: rows for one in clocks for name, rows in one.items()}
+    call = operation("barrier", begins, begins + 1, tag=rank)
+    return part(rank, call, machine=host, host=host.upper(), clock=clock)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
+def test_a_host_with_comparisons_with_two_coordinators_leads_from_one_to_the_other(
+    order: tuple[int, ...],
+) -> None:
+    """However many ranks have compared with which, and when."""
+    hosts = [
+        [compared("l", "c", 0.0, 20.0)],
+        [compared("m", "c", 0.5, 10.0), compared("m", "d", 5.0)],
+        [compared("n", "d", 6.0, 50.0, error=2e-5)],
+    ]
+    parts = [on("lmn"[one], rank, *hosts[one]) for rank, one in enumerate(order)]
+    joined = trace_join.join(parts)
+    assert [one[2] for one in slices(*parts)] == pytest.approx([0.0, 1e6, 2e6])
+    assert joined.error == pytest.approx(1e-5 + 4e-5)
+    assert joined.clocks == "clocks of 3 hosts, wrong by 50 us at most"
+
+
+def test_comparisons_with_a_coordinator_that_is_far_away_make_no_time_worse() -> None:
+    far = [compared(host, "d", 1.0, 8.0, 25.0, error=0.02) for host in "lm"]
+    far[1]["d"][0][1] += 0.03  # which its error allows
+    parts = [
+        on(host, rank, far[rank], compared(host, "c", 0.0, 20.0)) for rank, host in enumerate("lm")
+    ]
+    assert trace_join.join(parts).error == pytest.approx(2e-5)
+    assert [one[2] for one in slices(*parts)] == pytest.approx([0.0, 1e6])
+
+
+def test_a_chain_of_coordinators() -> None:
+    parts = [
+        on("o", 0, compared("o", "e", 1.0)),
+        on("n", 1, compared("n", "d", 1.0), compared("n", "e", 2.0)),
+        on("m", 2, compared("m", "d", 1.0), compared("m", "c", 2.0)),
+        on("l", 3, compared("l", "c", 1.0)),
+    ]
+    assert [one[2] for one in slices(*parts)] == pytest.approx([0.0, 1e6, 2e6, 3e6])
+
+
+def test_hosts_that_no_comparison_leads_to_are_named() -> None:
+    parts = [
+        on("l", 0, compared("l", "c", 1.0)),
+        on("m", 1, compared("m", "c", 1.0)),
+        on("n", 2, compared("n", "d", 1.0)),
+        on("o", 3),
+    ]
+    joined = trace_join.join(parts)
+    told = "clocks of 4 hosts, wrong by 20 us at most, not comparable: N, O"
+    assert (joined.clocks, joined.trace["otherData"]["clocks"]) == (told, told)
+    assert [one[2] for one in slices(*parts)][:2] == pytest.approx([0.0, 1e6])
+
+
+def test_a_coordinator_that_starts_again_goes_on_telling_the_time() -> None:
+    """The clock of host "m" then drifts by 1 ms, which only comparisons with the second start
+    show."""
+    later = HOSTS["m"] + 1000.0
+    drifted = {"d": [[later, 1e5 - HOSTS["m"] + 1e-3, 1e-5]]}
+    parts = [
+        on("l", 0, compared("l", "c", 0.0, 1.0), compared("l", "d", 1000.0)),
+        on("m", 1, compared("m", "c", 0.0, 1.0), drifted),
+    ]
+    parts[1]["operations"] = [operation("barrier", later, later + 1)]
+    assert [one[2] for one in slices(*parts)] == pytest.approx([0.0, 999_001_000.0])
 
 
 def test_a_clock_that_drifts() -> None:
@@ -240,8 +331,8 @@ def test_it_is_json_and_parts_of_other_versions_are_refused() -> None:
     json.dumps(trace_join.join([part(0, events=[[1.0, "epoch 1"]])]).trace)
     other = trace_join.join([part(0, complete=False)]).trace["otherData"]
     assert other["incomplete"] == "rank 0 of g"
-    with pytest.raises(ValueError, match="version 2, not 1"):
-        trace_join.join([part(0, aiodist=1)])
+    with pytest.raises(ValueError, match="version 3, not 2"):
+        trace_join.join([part(0, aiodist=2)])
 
 
 @pytest.mark.parametrize(
@@ -250,9 +341,9 @@ def test_it_is_json_and_parts_of_other_versions_are_refused() -> None:
         '{"group":',
         "[1]",
         "null",
-        json.dumps(part(0, aiodist=1)),
-        '{"aiodist": 2, "group": "g"}',
-        json.dumps(part(0, clock=[[1]])),
+        json.dumps(part(0, aiodist=2)),
+        '{"aiodist": 3, "group": "g"}',
+        json.dumps(part(0, clock={"c": [[1]]})),
         json.dumps(part(0, operation("send", 1.0, float("inf")))),
     ],
 )

@@ -79,7 +79,9 @@ async def test_clocks_are_compared_with_the_coordinators(traced: Path) -> None:
         (tracer,) = [one for one in tracing._tracers if one._actor is group._actor]
         while not tracer._clock:  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(0)
-    [[when, ahead, error]] = parts(traced)[0]["clock"]
+        name, number = group._actor.control.start
+    ((start, [[when, ahead, error]]),) = parts(traced)[0]["clock"].items()
+    assert start == f"{name} {number}"
     # It is the clock of this process.
     assert abs(ahead) <= error
     assert when > 0 < error
