@@ -117,6 +117,8 @@ class _Jobs(Pause):
     that it knows the operation, which it resumes after each job.
     """
 
+    alone = True
+
     def __init__(self, loop: asyncio.AbstractEventLoop, piece: int) -> None:
         self._loop = loop
         self._piece = piece

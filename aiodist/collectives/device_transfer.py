@@ -174,7 +174,7 @@ class DeviceTransfer:
         if device_work is None or not self._given:
             return
         copies = self.sources.to_host()
-        yield Settled(self._place.loop, device_work.done())
+        yield Settled(self._place.loop, device_work.done(), alone=True)
         for encoded, first in self._given:
             encoded.fill(copies[first : first + len(encoded.gaps)])
 
@@ -234,7 +234,7 @@ class DeviceTransfer:
             places.queue(reads=False)
         device_work = self.sources.device_work
         if device_work is not None and device_work.mark.busy:
-            yield Settled(self._place.loop, device_work.done(), last=not self.direct)
+            yield Settled(self._place.loop, device_work.done(), alone=not self.direct)
         if self.direct:
             # Over links this takes two rounds. The first says that reads are complete. All ranks
             # enter the second with their arrays intact. So a rank that completes it knows that no

@@ -191,7 +191,7 @@ class Reduction:
             work.kept.append(result)
             for target, copy in zip(items_of(self.result), items_of(result), strict=True):
                 self.device.copy(work.stream, target, copy)
-            yield self.settled(last=True)
+            yield self.settled(alone=True)
 
     @property
     def _has_sections(self) -> bool:
@@ -216,11 +216,11 @@ class Reduction:
             section, after = after, fetched.fetch()
         for out, flat in zip(outs, into, strict=True):
             put_back(work, out, flat)
-        yield self.settled(last=True)
+        yield self.settled(alone=True)
 
-    def settled(self, *, last: bool = False) -> Settled:
-        """A pause until all queued work is done here; see `Pause.last`."""
-        return Settled(self.place.loop, self.work.done(), last=last)
+    def settled(self, *, alone: bool = False) -> Settled:
+        """A pause until all queued work is done here; see `Pause.alone`."""
+        return Settled(self.place.loop, self.work.done(), alone=alone)
 
 
 def items_of(x: Any) -> list[Any]:

@@ -178,7 +178,7 @@ def _prefix(call: Reduction, on_lane: bool, *, stop: int) -> Part[None]:
         device.copy(work.stream, joined.flat, result)
     for joined in call.joined:
         joined.give_back()
-    yield call.settled(last=True)
+    yield call.settled(alone=True)
 
 
 def _slot(call: Reduction, on_lane: bool, *, start: int, stop: int) -> Part[None]:

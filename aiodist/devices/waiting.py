@@ -60,9 +60,9 @@ class Settled(Pause):
     """A pause until the device has reached an event."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, event: Event, *, last: bool = False
+        self, loop: asyncio.AbstractEventLoop, event: Event, *, alone: bool = False
     ) -> None:
-        self.last = last
+        self.alone = alone
         self._looks = Looks(loop, [event], self._resume)
 
     def _resume(self) -> None:

@@ -42,16 +42,17 @@ class Pause(ABC):
 
     `run` says whether it is over. If not, it makes sure that `resume` is called when it may be.
 
-    `last`: nothing is exchanged with any peer from here on.
+    `alone`: the loss of a peer does not end the pause. The phases after it, if there are any, fail
+    if they have to wait for that peer. So a peer that has its result may leave meanwhile.
     """
 
     resume: Callable[[], None]
     waiting_for: int | None = None
-    last = False
+    alone = False
 
     def needs(self, peer: int) -> bool:
-        """Return whether anything is exchanged with `peer` from here on."""
-        return not self.last
+        """Return whether the loss of `peer` ends the pause."""
+        return not self.alone
 
     def belong(self, operation: Operation) -> None:
         """Begin as a phase of `operation`."""

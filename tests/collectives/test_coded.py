@@ -19,7 +19,7 @@ from aiodist.codecs import Codec, bf16, int4, int8, topk
 from aiodist.collectives import coded
 from aiodist.prepared import express
 from aiodist.testing import Simulation
-from aiodist.testing.virtual_loop import current_process
+from aiodist.testing.virtual_loop import VirtualLoop, current_process
 
 LAYOUTS = ["ab", "abc", "aabb", "abab", "abb", "aabccc", "abbaccab"]
 CODECS: list[Codec] = [bf16(), int8(block=64), int4(), topk(0.2)]
@@ -582,3 +582,25 @@ def test_a_rank_that_dies_at_any_time_is_named(length):
         assert len(results) <= 1, turn
         ends |= {"whole"} if results else {"lost"}
     assert ends == {"whole", "lost"}
+
+
+@pytest.mark.parametrize("layout", ["abc", "aab"])
+def test_a_rank_that_has_its_result_may_leave_while_others_decode(monkeypatch, layout):
+    """The ranks of a host share no memory here, so they send each other the results."""
+    own = VirtualLoop.identity
+
+    def identity(loop):
+        process, host, *rest = own(loop)
+        rank = int(host.rpartition(".")[2]) - 1
+        return (process, layout[rank] if host.startswith("10.0.1.") else host, *rest)
+
+    monkeypatch.setattr(VirtualLoop, "identity", identity)
+
+    async def program(group):
+        x = np.ones(400_000, np.float32)
+        await group.all_reduce(x, codec=int8())
+        return x[0] == x[-1] == pytest.approx(len(layout), rel=0.02)
+
+    for seed in range(6):
+        outcomes = Simulation(len(layout), seed=seed).run(program)
+        assert outcomes == [True] * len(layout), seed

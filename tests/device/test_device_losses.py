@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from over_links import until
 from standin import StandinDevice, hold
 
 import aiodist
@@ -170,3 +171,23 @@ async def test_leaving_with_work_under_way(
             while ranks[0].allocations == pools:
                 await nobody_looks()
                 await asyncio.sleep(0)
+
+
+async def test_a_rank_that_has_sent_may_leave_while_others_copy(
+    devices: Devices, blind: Callable[[StandinDevice], None]
+) -> None:
+    """A gather through the host: ranks 1 and 2 send to rank 0 only."""
+    ranks = devices(3)
+    blind(ranks[0])
+    async with aiodist.local(3) as groups:
+        on(groups, ranks)
+        gate = hold(groups[1]._context.device_memory.stream(ranks[1]))
+        sources = [device.put(np.full(1000, float(rank))) for rank, device in enumerate(ranks)]
+        zero, one, two = [g.gather(x, dst=0) for g, x in zip(groups, sources, strict=True)]
+        await two
+        await groups[2].close()
+        await until(lambda: 2 in groups[0].lost and 2 in groups[1].lost)
+        gate.set()
+        await one
+        got = await zero
+        assert [ranks[0].get(x)[0] for x in got] == [0.0, 1.0, 2.0]

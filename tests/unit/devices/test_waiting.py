@@ -86,10 +86,10 @@ def test_who_has_stopped_is_told_nothing() -> None:
 def test_a_pause_of_a_program_resumes_when_the_device_is_there() -> None:
     loop: Any = Loop()
     event = Event()
-    pause = Settled(loop, event, last=True)
+    pause = Settled(loop, event, alone=True)
     resumed: list[bool] = []
     pause.resume = lambda: resumed.append(True)
-    assert pause.last
+    assert pause.alone
     assert not pause.run()
     event.is_done = True
     loop.turn()
