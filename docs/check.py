@@ -14,7 +14,8 @@ And code is real. What stands behind the language of a code block says how it is
 
 Python, and commands, that are not run here say why: ``not-run="needs a GPU"`` behind the language,
 or for all commands of a page in a comment, ``<!-- commands are not run: they need a cluster -->``.
-All that is not run is listed at the end. Python that is not run has to compile.
+All that is not run is listed at the end. Python that is not run has to compile, and what it imports
+from aiodist has to be there.
 
 The pages that follow the rules for text are held to them (see `words`).
 
@@ -140,6 +141,7 @@ def check_python(block: Block) -> Iterator[str]:
     """What is wrong with a block that is not run here."""
     try:
         compile(block.code, block.place, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        yield from check_imports(block)
     except SyntaxError as error:
         yield f"{block.place}: {error}"
     source = block.settings.get("from")
@@ -149,6 +151,18 @@ def check_python(block: Block) -> Iterator[str]:
         yield f"{block.place}: this is not, or no longer, in {source}"
     if not source.startswith("tests/") and Path(source).stem not in _tests():
         yield f"{block.place}: no test speaks of {source}, so nothing runs it"
+
+
+def check_imports(block: Block) -> Iterator[str]:
+    """Names that a block imports from packages of aiodist, and that are not there."""
+    for node in ast.walk(ast.parse(block.code)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("aiodist"):
+            try:
+                exec(ast.unparse(node), {})
+            except ImportError as error:
+                # A package that such a module needs, as vllm, need not be installed here.
+                if type(error) is ImportError or (error.name or "").startswith("aiodist"):
+                    yield f"{block.place}: {error}"
 
 
 @functools.cache

@@ -167,6 +167,23 @@ def test_what_is_not_run_says_why(check: Any, tmp_path: Path) -> None:
     assert (block.line, why) == (3, "they are long")
 
 
+def test_names_that_python_imports_are_there(
+    check: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)  # type: ignore[arg-type]  # not installed
+    page = '```python not-run="no GPU"\nfrom {} import {}\nawait x\n```\n'
+    for good in [
+        ("aiodist.testing", "explore, judge"),
+        ("aiodist_vllm.trainer", "whatever"),
+        ("elsewhere", "whatever"),
+    ]:
+        assert problems(check, tmp_path, page.format(*good)) == []
+    (problem,) = problems(check, tmp_path, page.format("aiodist.testing", "explore, Line"))
+    assert problem.startswith("page.md:1: cannot import name 'Line' from 'aiodist.testing'")
+    (problem,) = problems(check, tmp_path, page.format("aiodist.gone", "x"))
+    assert problem == "page.md:1: No module named 'aiodist.gone'"
+
+
 def test_excerpts_stand_in_their_file(check: Any, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text("def f():\n    a()\n\n    b()\n")
     page = "```python from=program.py\na()\nb()\n```\n"
