@@ -21,7 +21,13 @@ from aiodist.session import connect
 from aiodist.testing.faults import FaultInjector
 from aiodist.testing.history import History
 from aiodist.testing.network import Conditions, Network, Node
-from aiodist.testing.virtual_loop import VirtualLoop, abandon, current_process
+from aiodist.testing.virtual_loop import (
+    DeadlockError,
+    VirtualLoop,
+    abandon,
+    current_process,
+    shown_task,
+)
 
 T = TypeVar("T")
 Program = Callable[..., Awaitable[Any]]
@@ -126,14 +132,18 @@ class Simulation:
             for main in mains.values():
                 main.close()
             raise
-        with ExitStack() as stack:
-            if self._durable:
-                self._folder = stack.enter_context(tempfile.TemporaryDirectory())
-            stack.callback(self._let_go)
-            stack.callback(self.loop.close)
-            outcomes = self._complete(self._play(mains), limit)
-            self._reap()
-        self.check()
+        try:
+            with ExitStack() as stack:
+                if self._durable:
+                    self._folder = stack.enter_context(tempfile.TemporaryDirectory())
+                stack.callback(self._let_go)
+                stack.callback(self.loop.close)
+                outcomes = self._complete(self._play(mains), limit)
+                self._reap()
+            self.check()
+        except (HangError, DeadlockError, InvariantError) as error:
+            error.add_note(f"in Simulation({self.size}, seed={self.seed!r})")
+            raise
         return outcomes
 
     def connecting(self, rank: int | None, **options: Any) -> Any:
@@ -246,11 +256,15 @@ class Simulation:
 
     def _reap(self) -> None:
         """Note what living nodes have left behind."""
+        names = {node: f"rank {rank}" for rank, node in enumerate(self.nodes)}
+        names[self.coordinator] = "the coordinator"
         for node in self.network.nodes.values():
             if node.alive:
-                self.problems += [f"{node.host} left {sock!r} open" for sock in node.sockets]
-                left = sorted(task.get_name() for task in node.tasks if not task.done())
-                self.problems += [f"{node.host} left a task over: {name}" for name in left]
+                who = names.get(node, node.host)
+                self.problems += [f"{who} left {sock!r} open: close it" for sock in node.sockets]
+                left = sorted(shown_task(task) for task in node.tasks if not task.done())
+                text = f"{who} left a task over (await or cancel it)"
+                self.problems += [f"{text}: {task}" for task in left]
 
     def check(self) -> None:
         """Raise InvariantError if anything happened that must not happen.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
+import re
 import selectors
 import socket
 import weakref
@@ -305,6 +306,16 @@ def _chain(coroutine: Any) -> list[Any]:
     return found
 
 
+def shown_task(task: asyncio.Task[Any]) -> str:
+    """Return the name of a task, if it was given one, and the line of the program that it waits at.
+
+    The names that asyncio gives depend on all tasks that the process has made before.
+    """
+    coroutine: Any = task.get_coro()
+    name = "" if re.fullmatch(r"Task-\d+", task.get_name()) else f"{task.get_name()}: "
+    return name + (of_task(task) or f"in {coroutine.__qualname__}")
+
+
 class VirtualLoop(asyncio.SelectorEventLoop):
     """An event loop in virtual time, starting at 0. No thread, no real file, no real clock.
 
@@ -373,12 +384,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         Tasks of ended processes are left out, because they never go on.
         """
         ended = {task for one in self.processes if not one.alive for task in one.tasks}
-        lines: list[str] = []
-        for task in asyncio.all_tasks(self) - ended:
-            coroutine: Any = task.get_coro()
-            place = of_task(task) or f"in {coroutine.__qualname__}"
-            lines.append(f"{task.get_name()}: {place}")
-        return sorted(lines)
+        return sorted(map(shown_task, asyncio.all_tasks(self) - ended))
 
     def _note_error(self, loop: asyncio.AbstractEventLoop, what: dict[str, Any]) -> None:
         error = what.get("exception")

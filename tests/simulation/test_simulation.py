@@ -7,6 +7,7 @@ import itertools
 import linecache
 import os
 import re
+import socket
 import subprocess
 import sys
 import warnings
@@ -234,7 +235,8 @@ def test_a_run_that_does_not_end():
         await group.recv(src=1 - group.rank)
 
     with pytest.raises(HangError, match="recv tag") as caught:
-        Simulation(2).run(program, limit=100.0)
+        Simulation(2, seed="s").run(program, limit=100.0)
+    assert caught.value.__notes__ == ["in Simulation(2, seed='s')"]
     line = (
         r"simulation/test_simulation\.py:\d+ in .*program: await group\.recv\(src=1 - group\.rank\)"
     )
@@ -288,11 +290,36 @@ def test_values_that_differ_are_found():
 
 
 def test_what_is_left_behind_is_found():
-    async def program(group: aiodist.Group) -> None:
-        program.kept = asyncio.create_task(asyncio.sleep(10_000), name="forgotten")
+    async def heartbeat() -> None:
+        await asyncio.sleep(10_000)
 
-    with pytest.raises(InvariantError, match="left a task over: forgotten"):
-        Simulation(1).run(program)
+    async def program(group: aiodist.Group) -> None:
+        if group.rank == 1:
+            named = asyncio.create_task(asyncio.sleep(10_000), name="forgotten")
+            program.kept = [named, asyncio.create_task(heartbeat())]
+            await asyncio.sleep(0)
+
+    line = heartbeat.__code__.co_firstlineno + 1
+    for _ in range(2):  # the text does not depend on what ran before
+        with pytest.raises(InvariantError) as caught:
+            Simulation(2, seed=7).run(program)
+        text = "rank 1 left a task over (await or cancel it): "
+        assert caught.value.problems == [
+            f"{text}forgotten: in sleep",
+            f"{text}simulation/test_simulation.py:{line} in {heartbeat.__qualname__}: "
+            "await asyncio.sleep(10_000)",
+        ]
+        assert caught.value.__notes__ == ["in Simulation(2, seed=7)"]
+
+
+def test_a_socket_that_is_left_open_is_found():
+    async def program(group: aiodist.Group) -> None:
+        loop: Any = asyncio.get_running_loop()
+        if group.rank == 1:
+            program.kept = loop.new_socket(socket.AF_INET, socket.SOCK_STREAM, 0)
+
+    with pytest.raises(InvariantError, match=r"^rank 1 left <.*> open: close it\n"):
+        Simulation(2).run(program)
 
 
 # ---- random programs ----
