@@ -25,6 +25,7 @@ import numpy as np
 
 from aiodist.errors import AiodistError
 from aiodist.group import Group
+from aiodist.phases.base import as_int
 from aiodist.testing.network import Conditions
 from aiodist.testing.plans import KINDS, NAMES, Planned, RunPlan, draw, parse, shrink
 from aiodist.testing.simulation import HangError, InvariantError, Simulation, check_thread
@@ -39,6 +40,7 @@ from aiodist.testing.story import (
     until,
 )
 from aiodist.testing.virtual_loop import DeadlockError, VirtualLoop
+from aiodist.timeouts import check_seconds
 
 Program = Callable[..., Awaitable[Any]]
 Check = Callable[[dict[int, Any]], object]
@@ -117,7 +119,8 @@ def explore(
         faults: what may happen to ranks, some of "kill cut delay break restart".
         check: what has to hold of the results of one run.
         limit: seconds of virtual time after which a run counts as hanging.
-        replay: a plan from the text of a FoundError. Only this is run.
+        replay: a plan from the text of a FoundError. Only this is run. ValueError is raised if it
+            does not fail and one of its faults does not happen.
         options: more arguments of `aiodist.connect`, such as ``lease=2.0``.
 
     Raises FoundError, ValueError or TypeError for arguments that mean nothing, such as no seeds,
@@ -133,30 +136,39 @@ def explore(
         explore(program, ranks=3, seeds=20, faults="delay")
     """
     check_thread("explore")
-    kinds = check_arguments(ranks, faults, options)
+    kinds, chosen = check_arguments(ranks, seeds, faults, check, limit, options)
     explorer = _Explorer(program, check, limit, options)
     alarm = getattr(signal, "SIGALRM", signal.SIGINT)  # Windows has none
     with _quietly(), _ended_by(signal.SIGINT), _ended_by(alarm):
         if replay is not None:
             plan = parse(replay)
             failure = explorer.play(plan)
+            missed = explorer.missed()
             if failure is not None:
-                raise explorer.found(plan, failure, "This run fails:")
+                raise explorer.found(plan, failure, f"This run fails{missed and f' ({missed})'}:")
+            if missed:
+                raise ValueError(f"replay: {missed}, so this run is not the one that failed")
             return Explored(1, explorer.happened)
-        chosen = range(seeds) if isinstance(seeds, int) else seeds
         return explorer.explore(chosen, ranks, kinds)
 
 
-def check_arguments(ranks: int, faults: str, options: dict[str, Any]) -> list[str]:
-    """Return the kinds of `faults`. Raises TypeError or ValueError for arguments of `explore` that
-    mean nothing."""
+def check_arguments(
+    ranks: int,
+    seeds: int | Iterable[int],
+    faults: str,
+    check: Check | None,
+    limit: float,
+    options: dict[str, Any],
+) -> tuple[list[str], Iterable[int]]:
+    """Return the kinds of `faults`, and the seeds. Raises TypeError or ValueError for arguments of
+    `explore` that mean nothing."""
     if not isinstance(faults, str):
         raise TypeError(f"faults is a text, such as {' '.join(NAMES)!r}, not {faults!r}")
     kinds = faults.replace(",", " ").split()
     for kind in kinds:
         if kind not in NAMES:
             raise ValueError(f"faults are some of {' '.join(NAMES)!r}, not {kind!r}")
-    if ranks < 1:
+    if as_int(ranks, "ranks is an int") < 1:
         raise ValueError(f"ranks is at least 1, not {ranks}")
     for name in ("rank", "size", "seed", "address"):
         if name in options:
@@ -164,8 +176,21 @@ def check_arguments(ranks: int, faults: str, options: dict[str, Any]) -> list[st
                 f"{name}= means nothing here, because each run has its own: the number of ranks is "
                 "ranks=, and the seeds are seeds="
             )
+    if check is not None and not callable(check):
+        raise TypeError(f"check is a function of the results by rank, not {check!r}")
+    check_seconds("limit", limit)
     Simulation(ranks, **options).connecting(0)  # refuses options
-    return kinds
+    if not isinstance(seeds, Iterable):
+        return kinds, range(as_int(seeds, "seeds is an int, or ints"))
+    chosen = map(_as_seed, seeds)
+    return kinds, [*chosen] if isinstance(seeds, list) else chosen  # others may be endless
+
+
+def _as_seed(given: int) -> int:
+    seed = as_int(given, "each of seeds is an int")
+    if not 0 <= seed < 2**32:  # numpy.random takes no others
+        raise ValueError(f"each of seeds is from 0 to 2**32 - 1, not {seed}")
+    return seed
 
 
 @contextmanager
@@ -249,6 +274,15 @@ class _Explorer:
         failure = self._run.play(self._limit if limit is None else limit)
         self.happened.update(fault.kind for fault in self._run.happened)
         return failure
+
+    def missed(self) -> str:
+        """Return which faults of the last run did not happen, in words, or ""."""
+        left = Counter(self._run.plan.faults) - Counter(self._run.happened)
+        waits = self._run.watch.waits
+        return ", ".join(
+            f"{fault} did not happen: rank {fault.rank} waited {waits[fault.rank]} times"
+            for fault in left
+        )
 
     def _shrink(self, plan: RunPlan, failure: _Failure, how: str) -> None:
         # A smaller run that lasts much longer hangs. That is another failure, and takes long.

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from aiodist.coordinator.totals import OPS
-from aiodist.phases.base import as_rank
+from aiodist.phases.base import as_int, as_rank
 from aiodist.recorder import MESSAGES, OF_WINDOWS
+from aiodist.timeouts import check_seconds
 from aiodist.trace import Scope
 
 Point = Literal["start", "entered", "phase", "before_complete", "failed", "cancelled"]
@@ -76,11 +77,15 @@ class FaultInjector:
 
         A fault that does not happen fails the simulation, because the test then tries nothing. With
         `required=False` it need not happen, and `happened` of the result tells whether it did.
-        Raises ValueError for ranks, points, operations and actions that do not exist, and TypeError
-        for other objects.
+        Raises ValueError for ranks, points, operations and actions that do not exist and for
+        numbers that mean nothing, and TypeError for other objects.
         """
         rank = as_rank(rank, self.size, "rank")
         _check(op, point, action)
+        nth = as_int(nth, "nth is an int")
+        if nth < 0:
+            raise ValueError(f"nth is at least 0, the first time, not {nth}")
+        check_seconds("seconds", seconds)
         fault = Fault(rank, op, point, action, nth, seconds, required)
         self.faults.append(fault)
         return fault

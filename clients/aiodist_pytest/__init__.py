@@ -93,8 +93,9 @@ def _check(marker: pytest.Mark) -> None:
     try:
         bound = inspect.signature(explore).bind(None, *marker.args, **marker.kwargs)
         bound.apply_defaults()
-        of = bound.arguments
-        check_arguments(of["ranks"], of["faults"], of["options"])
+        of = {**bound.arguments}
+        del of["program"], of["replay"]
+        check_arguments(**of)
     except (TypeError, ValueError) as error:
         raise _failed(
             f"The marker 'simulate' takes the arguments of explore, by name: {error}"

@@ -226,7 +226,15 @@ def test_a_program_that_expects_all_faults_passes(faults: str) -> None:
         ({"faults": ["kill"]}, "faults is a text"),
         ({"seeds": 0}, "seeds has no seed"),
         ({"seeds": []}, "seeds has no seed"),
+        ({"seeds": 2.5}, "seeds is an int, or ints, not 2.5"),
+        ({"seeds": [1, "a"]}, "each of seeds is an int, not 'a'"),
+        ({"seeds": [True]}, "each of seeds is an int, not True"),
+        ({"seeds": (-1,)}, "each of seeds is from 0 to 2\\*\\*32 - 1, not -1"),
         ({"ranks": 0}, "at least 1"),
+        ({"ranks": "3"}, "ranks is an int, not '3'"),
+        ({"limit": -1}, "limit is more than 0 seconds, not -1"),
+        ({"limit": "x"}, "limit is a number of seconds, not 'x'"),
+        ({"check": 3}, "check is a function of the results by rank, not 3"),
         ({"replay": "seed 3"}, "a plan reads like"),
         ({"lease": -1.0}, "lease is more than 0"),
         ({"transports": ("pigeon",)}, "no transport 'pigeon'"),
@@ -239,6 +247,19 @@ def test_a_program_that_expects_all_faults_passes(faults: str) -> None:
 def test_arguments_that_mean_nothing_are_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises((ValueError, TypeError), match=said):
         explore(aiodist.Group.barrier, **options)
+
+
+@pytest.mark.parametrize("fault", ["kill 1 at 9", "cut 1 at 1 after 5 for 0.5"])
+def test_a_fault_of_a_replay_that_does_not_happen_is_told(fault: str) -> None:
+    async def meets(group: aiodist.Group) -> None:
+        await group.barrier()
+
+    plan = f"ranks 2, seed 0, even network, {fault}"
+    said = f"{fault} did not happen: rank 1 waited "
+    with pytest.raises(ValueError, match=f"^replay: {said}1 times, so this run"):
+        explore(meets, replay=plan)
+    with pytest.raises(FoundError, match=rf"^This run fails \({said}0 times\): 2 ranks"):
+        explore(raises, replay=plan)
 
 
 async def is_not_read(group: aiodist.Group) -> None:

@@ -66,3 +66,20 @@ def test_what_could_never_happen_is_refused(arguments: tuple[Any, ...], text: st
     with pytest.raises(ValueError, match="rank=3 is not a rank"):
         faults.fail_at(3, "barrier", "start")
     assert not faults.faults
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"nth": -1}, "nth is at least 0, the first time, not -1"),
+        ({"nth": 1.5}, "nth is an int, not 1.5"),
+        ({"seconds": -1}, "seconds is more than 0 seconds, not -1"),
+        ({"seconds": "1"}, "seconds is a number of seconds, not '1'"),
+    ],
+    ids=str,
+)
+def test_numbers_that_mean_nothing_are_refused(options: dict[str, Any], text: str) -> None:
+    faults = FaultInjector(lambda *what: None, 3)
+    with pytest.raises((ValueError, TypeError), match=text):
+        faults.fail_at(0, "barrier", "start", "stop", **options)
+    assert not faults.faults
