@@ -31,6 +31,7 @@ from typing import Annotated, Any, TypeVar
 import msgpack
 
 from aiodist.errors import ProtocolError
+from aiodist.phases.base import as_int
 from aiodist.wire import channels, schema
 from aiodist.wire.messages import Name, NonEmptyName
 
@@ -211,13 +212,14 @@ def newest(known: Iterable[Release]) -> int | None:
     return found[-1][0].version if found else None
 
 
-def check_version(version: object) -> None:
-    """Raise TypeError or ValueError unless `version` can be the number of a version."""
-    text = f"a version is an int from 0 to 2**62, not {version!r}"
-    if type(version) is not int:
-        raise TypeError(text)
+def as_version(given: object) -> int:
+    """Return the number of a version as a plain int. Raises TypeError or ValueError if it can be
+    none."""
+    expected = "a version is an int from 0 to 2**62"
+    version = as_int(given, expected)
     if not 0 <= version <= MAX_VERSION:
-        raise ValueError(text)
+        raise ValueError(f"{expected}, not {version}")
+    return version
 
 
 def check_higher(known: Sequence[Release], version: int, share: int = 0) -> None:

@@ -251,7 +251,7 @@ class Publisher:
 
         After any other error than the last, nothing is published.
         """
-        directory.check_version(version)
+        version = directory.as_version(version)
         timeouts.check_wait(timeout)
         doing = ["another version was still being published"]
         try:
@@ -314,7 +314,7 @@ class Publisher:
         Waits for a coordinator that is away. Raises CoordinatorLostError, GroupClosedError, and
         TypeError or ValueError for what `Subscriber.acknowledge` refuses.
         """
-        directory.check_version(version)
+        version = directory.as_version(version)
         receipts.check_content(content)
         participant, known = self._participant, set[str]()
         more = partial(
@@ -337,7 +337,7 @@ class Publisher:
 
         Raises TypeError or ValueError for a version that is no number of one.
         """
-        directory.check_version(version)
+        version = directory.as_version(version)
         holding = self._lent.get(version)
         if holding is None:
             return

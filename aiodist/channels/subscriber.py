@@ -123,7 +123,7 @@ class Subscriber:
         TypeError or ValueError for a version that is no number of one, or a `content` that is no
         str of at most 256 characters.
         """
-        directory.check_version(version)
+        version = directory.as_version(version)
         receipts.check_content(content)
         participant = self._participant
         participant.tasks.check()
@@ -327,7 +327,7 @@ class Subscriber:
         self, version: int, since: int | None
     ) -> AsyncGenerator[tuple[Holding | Lot, Leaf, bool], None]:
         """The arrays of a version, each when it is here, and whether it has changed."""
-        version = as_int(version, "expected the number of a version")
+        version = directory.as_version(version)
         releases = await self._release(version)
         reading = VersionReading(max_bytes=self._max_bytes)
         base = None if since is None or since == version else self._given_before(since)

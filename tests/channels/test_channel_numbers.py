@@ -217,3 +217,29 @@ def test_a_publisher_that_another_one_stood_in_for():
         sim.restart_coordinator(0.5)
 
     stage.play({0: first(), 1: second()})
+
+
+def test_they_may_be_numbers_of_numpy():
+    stage = ChannelStage(2)
+    seven = np.int64(7)
+
+    async def give():
+        async with stage.publisher() as out:
+            await out.publish(tree(7), version=seven, lend=True)
+            assert type(out.newest) is int
+            async for hosts in out.acknowledged(seven):
+                if hosts:
+                    break
+            await out.take_back(seven)
+            assert not out._lent
+
+    async def take():
+        async with stage.subscriber() as weights:
+            assert await weights.wait(newer_than=seven - 1) == 7
+            version, got = await weights.latest(newer_than=seven - 1)
+            assert type(version) is int and np.array_equal(got["w"], tree(7)["w"])
+            assert await weights.changed(seven, since=seven) == {"w"}
+            assert [name async for name, _ in weights.stream(seven)] == ["w"]
+            await weights.acknowledge(seven)
+
+    stage.play({0: give(), 1: take()})

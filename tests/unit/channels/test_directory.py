@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,10 +13,10 @@ from aiodist.channels.directory import (
     LinePlace,
     Release,
     Seat,
+    as_version,
     at_end,
     behind,
     check_higher,
-    check_version,
     distances,
     in_line,
     is_gone,
@@ -78,7 +79,13 @@ def test_what_is_written_is_read():
 )
 def test_what_is_no_version(version, error):
     with pytest.raises(error, match=r"a version is an int from 0 to 2\*\*62"):
-        check_version(version)
+        as_version(version)
+
+
+def test_a_version_may_be_an_integer_of_any_type():
+    for number in (0, np.int64(7), np.uint64(2**62)):
+        version = as_version(number)
+        assert version == int(number) and type(version) is int
 
 
 def test_versions_only_grow():
