@@ -140,6 +140,8 @@ class ReduceOp:
         others with `CollectiveAbortedError`. No rank gets a result before the function has ended
         well on all ranks.
 
+        Errors name the operator `name`, of at most 256 characters, or else the function.
+
         For example::
 
             op = aiodist.ReduceOp.custom(np.hypot, commutative=True, elementwise=True)
@@ -148,6 +150,7 @@ class ReduceOp:
         if not callable(function):
             raise TypeError(f"custom takes a function of two arguments, not {function!r}")
         label = name or getattr(function, "__name__", None) or type(function).__name__
+        check_name(label, "operator")
         return ReduceOp(f"custom:{label}", function, None, commutative, elementwise)
 
     @staticmethod
@@ -218,6 +221,24 @@ ReduceOp.MINLOC = ReduceOp("MINLOC", _minloc, elementwise=False)
 ReduceOp.MAXLOC = ReduceOp("MAXLOC", _maxloc, elementwise=False)
 
 SUM: Final = ReduceOp.SUM
+
+MAX_NAME: Final = 256
+"""The most characters of the name of an operator or a codec."""
+
+
+def check_name(name: str, of: str) -> None:
+    """Check that calls can tell other ranks the `name` of an operator or a codec. Raises
+    ValueError."""
+    if len(name) > MAX_NAME:
+        raise ValueError(
+            f"the name of this {of} has {len(name)} characters: give it a name of at most "
+            f"{MAX_NAME} characters"
+        )
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"the name of this {of} is not valid Unicode: {name!r}") from None
+
 
 Average = NewType("Average", ReduceOp)
 """The type of `ReduceOp.AVG`, for type checkers, because the average of ints is a float."""

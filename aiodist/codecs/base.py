@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from aiodist.types import check_name
+
 Floats = NDArray[np.float32]
 """Contiguous, one-dimensional, of any alignment."""
 Bytes = NDArray[np.uint8]
@@ -112,6 +114,7 @@ class _Checked(Codec):
 
     def __init__(self, codec: Any) -> None:
         self.name, self.error_feedback = str(codec.name), bool(codec.error_feedback)
+        check_name(self.name, "codec")
         self._codec = codec
         self._sizes: dict[int, int] = {}
 

@@ -93,3 +93,10 @@ def test_the_builtin_sum_does_not_combine_two_values() -> None:
 def test_wildcards() -> None:
     assert (repr(ANY_SOURCE), repr(ANY_TAG)) == ("ANY_SOURCE", "ANY_TAG")
     assert pickle.loads(pickle.dumps(ANY_TAG)) is ANY_TAG
+
+
+@pytest.mark.parametrize("name", ["x" * 257, "\udcff"])
+def test_a_name_that_cannot_be_told_to_others_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="the name of this operator"):
+        ReduceOp.custom(keep, name=name)
+    assert ReduceOp.custom(keep, name="x" * 256).name.endswith("x" * 256)

@@ -9,7 +9,7 @@ import pytest
 
 import aiodist
 from aiodist.codecs import Codec, ErrorFeedback, bf16, int4, int8, topk
-from aiodist.codecs.base import Floats
+from aiodist.codecs.base import Floats, codec_of
 from aiodist.codecs.largest import largest
 from aiodist.testing.codecs import coded, decoded
 
@@ -199,3 +199,10 @@ def test_names_hold_what_changes_the_bytes() -> None:
     assert topk(0.1, error_feedback=True).of_sum(2).error_feedback
     assert bf16().of_sum(2).name == "bf16()"
     assert repr(bf16()) == "aiodist.codecs.bf16()"
+
+
+def test_a_name_that_cannot_be_told_to_others_is_refused() -> None:
+    codec = int8()
+    codec.name = "x" * 257
+    with pytest.raises(ValueError, match="the name of this codec has 257 characters"):
+        codec_of(codec)
