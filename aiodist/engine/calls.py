@@ -485,8 +485,8 @@ class Calls:
                 verdict = failures.Verdict("aborted", error.message, self.party.rank)
                 self.ends.give_up(op, verdict, copy.copy(error))
             else:
-                self.ends.withdraw(op)
-                op.work.fail(copy.copy(error))
+                withdraw = partial(self.ends.withdraw, op)
+                despite_errors(withdraw, partial(op.work.fail, copy.copy(error)))
 
         despite_errors(
             self.tags.disband,

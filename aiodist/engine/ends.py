@@ -8,6 +8,7 @@ nothing more is written to that memory, even if a frame has arrived in part.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Protocol
 
 from aiodist.engine import deadlines, failures
@@ -16,7 +17,7 @@ from aiodist.engine.hearsay import Hearsay
 from aiodist.engine.operation import NoResult, Operation
 from aiodist.engine.roll_call import unmarked
 from aiodist.engine.verdict_relay import VerdictRelay
-from aiodist.errors import AiodistError, MismatchError, ProtocolError
+from aiodist.errors import AiodistError, MismatchError, ProtocolError, despite_errors
 from aiodist.links.peer import InOrder
 from aiodist.work import Work
 
@@ -105,20 +106,25 @@ class Ends:
         """Tell the others, and fail the Work with `error`, if it has not ended."""
         # Release the memory first. To tell the others is to send, and to fail the Work may run code
         # of the user. Nothing may read or write that memory then.
-        self.withdraw(op)
-        self.relay.tell((op.tag, op.seq), verdict)
-        self._calls.given_up(op)
-        if error is not None:
-            op.work.fail(error)
+        try:
+            despite_errors(
+                partial(self.withdraw, op),
+                partial(self.relay.tell, (op.tag, op.seq), verdict),
+                partial(self._calls.given_up, op),
+            )
+        finally:  # because nothing else would end the Work: the operation is not listed any more
+            if error is not None:
+                op.work.fail(error)
 
     def withdraw(self, op: Operation) -> None:
         """Release all buffers of `op`. Nothing is read or written for it from here on."""
-        self._calls.forget(op, failed=True)
-        op.close()
         party = self.party
-        for peer in range(party.size):
-            if peer != party.rank:
-                party.discard(peer, op)
+        others = (peer for peer in range(party.size) if peer != party.rank)
+        despite_errors(
+            partial(self._calls.forget, op, failed=True),
+            op.close,
+            *(partial(party.discard, peer, op) for peer in others),
+        )
 
     def locate(self, error: AiodistError, op: Operation) -> None:
         """Add the group and the operation to `error`, unless it has them."""
@@ -137,10 +143,12 @@ class Ends:
     def end(self, op: Operation, verdict: failures.Verdict) -> None:
         """End `op`, because another rank gave it up."""
         call = op.call.decode(errors="replace")
-        self.withdraw(op)
         where = self._where(op)
         error = verdict.error(self.party.rank, call, where)
-        self.hearsay.fail(op.work, verdict, error, where)
+        try:
+            self.withdraw(op)
+        finally:
+            self.hearsay.fail(op.work, verdict, error, where)
 
     def not_entered(self, op: Operation) -> None:
         """A rank has not called `op` yet. If a lost rank was not heard in `op`, it never completed
@@ -161,9 +169,7 @@ class Ends:
 
     def lose(self, src: int) -> None:
         """Fail what needs `src`, which is lost."""
-        # A copy, because an operation that fails is removed.
-        for op in list(self._calls.ops.values()):
-            self._lose(op, src)
+        despite_errors(*(partial(self._lose, op, src) for op in self._calls.ops.values()))
 
     def _lose(self, op: Operation, src: int) -> None:
         if not op.done and op.needs(src):

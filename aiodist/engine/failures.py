@@ -19,6 +19,10 @@ from aiodist.errors import (
 )
 from aiodist.links.party import Party
 
+MAX_DETAILS = 24 << 10
+"""The most bytes of all texts in the details of a verdict, so that it fits in the header of a
+frame."""
+
 LOST = "lost"
 BELIEVED = "believed lost"
 """The rank that gave up has no link to these ranks. The coordinator may still rule that it is the
@@ -73,7 +77,7 @@ class Verdict(NamedTuple):
     def fields(self) -> tuple[Any, ...]:
         """Return the fields for an ABORT frame. One more follows them: the ranks that were not
         told."""
-        return self.reason, self.text[:1000], self.rank, dict(self.details)
+        return self.reason, sayable(self.text)[:1000], self.rank, _shortened(self.details)
 
     @staticmethod
     def parse(fields: Sequence[Any], size: int) -> tuple[Verdict, list[int]]:
@@ -108,7 +112,9 @@ class Verdict(NamedTuple):
         if self.reason == "mismatch":
             if not self.text.startswith(_DIFFERENT):  # no call differs: the data does not fit
                 return MismatchError(self.text, calls=self.details, **where)
-            calls = {own_rank: own_call, **self.details}
+            # Long calls come shortened, and an equal one must not look different.
+            heard = (call for call in self.details.values() if own_call.startswith(call))
+            calls = {own_rank: next(heard, own_call), **self.details}
             return MismatchError(mismatch_text(calls), calls=calls, **where)
         if self.reason in (LOST, BELIEVED):
             if own_rank in self.details:
@@ -134,7 +140,7 @@ def verdict_of(error: BaseException, party: Party) -> Verdict:
     """Return the verdict that tells the others of `party` of `error` at this rank."""
     rank = party.rank
     if isinstance(error, AiodistError) and not _is_of(party, error):
-        return Verdict("error", sayable(in_words(error, located=False)), rank)
+        return Verdict("error", in_words(error, located=False), rank)
     if isinstance(error, CollectiveTimeoutError):
         details = {missing: error.last_seen.get(missing, "") for missing in error.missing}
         return Verdict("timeout", error.message, rank, details)
@@ -148,9 +154,9 @@ def verdict_of(error: BaseException, party: Party) -> Verdict:
     if isinstance(error, asyncio.CancelledError):
         return cancelled(rank)
     if isinstance(error, OperatorError):
-        text = sayable(in_words(error.error, located=False))
+        text = in_words(error.error, located=False)
         return Verdict("error", f"the operator raised {text}", rank)
-    return Verdict("error", sayable(in_words(error, located=False)), rank)
+    return Verdict("error", in_words(error, located=False), rank)
 
 
 def _is_of(party: Party, error: AiodistError) -> bool:
@@ -159,6 +165,14 @@ def _is_of(party: Party, error: AiodistError) -> bool:
     if isinstance(error, CollectiveAbortedError) and error.rank >= party.size:
         return False  # of a group with the same name
     return (error.group, error.epoch) in ((party.group, party.epoch), (None, None))
+
+
+def _shortened(details: Mapping[int, str]) -> dict[int, str]:
+    """Return `details` with texts that have at most `MAX_DETAILS` bytes together."""
+    texts = {rank: sayable(text).encode() for rank, text in details.items()}
+    fit = sum(map(len, texts.values())) <= MAX_DETAILS
+    most = MAX_DETAILS if fit else MAX_DETAILS // len(texts)
+    return {rank: text[:most].decode(errors="ignore") for rank, text in texts.items()}
 
 
 def sayable(text: str) -> str:

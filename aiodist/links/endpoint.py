@@ -12,9 +12,10 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Coroutine, Iterable, Sequence
+from functools import partial
 from typing import Any
 
-from aiodist.errors import ProtocolError
+from aiodist.errors import ProtocolError, despite_errors
 from aiodist.links.caller import Caller, Dial
 from aiodist.links.draining import PeersDraining
 from aiodist.links.entrance import PeerEntrance
@@ -265,8 +266,8 @@ class Endpoint:
             peer.dialing.cancel()
         if peer.link is not None and not peer.link.is_closed:
             peer.link.close()
-        for context in list(self.inboxes.open.values()):
-            context.rank_lost(rank, reason)
+        contexts = self.inboxes.open.values()
+        despite_errors(*(partial(context.rank_lost, rank, reason) for context in contexts))
 
     def cut(self, rank: int, reason: str, *, ended: bool = False, is_over: bool = False) -> None:
         """Report that there is no link to `rank`, or that its process has `ended`.

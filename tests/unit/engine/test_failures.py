@@ -16,6 +16,8 @@ from aiodist.engine.failures import (
     verdict_of,
 )
 from aiodist.errors import AiodistError, CollectiveAbortedError, MismatchError, PeerLostError
+from aiodist.wire import kinds
+from aiodist.wire.frames import MAX_HEADER, pack_fields
 
 WHERE = {"group": "g", "epoch": 1, "op": "broadcast"}
 PARTY: Any = SimpleNamespace(rank=0, size=3, group="g", epoch=1)
@@ -88,3 +90,32 @@ def test_a_rank_of_this_group_is_named() -> None:
 )
 def test_ranks_of_another_group_are_not_named(error: AiodistError) -> None:
     assert verdict_of(error, PARTY) == Verdict("error", f"{type(error).__name__}: x", 0)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"), [(4096, "in barrier tag '…' for 3 s"), (80, "x" * 1000), (2, "a" * 80_000)]
+)
+def test_a_verdict_fits_in_a_header_and_names_all_ranks(ranks: int, text: str) -> None:
+    details = dict.fromkeys(range(1, ranks), text)
+    fields = Verdict("timeout", "\N{GRINNING FACE}" * 2000, 0, details).fields()
+    header = pack_fields(kinds.ABORT, b"x" * 16, "t" * 1024, 1 << 60, *fields, [*range(1, ranks)])
+    assert len(header) <= MAX_HEADER
+    heard, _ = Verdict.parse([*fields, []], ranks)
+    assert list(heard.details) == list(details)
+    assert all(text.startswith(seen) and seen for seen in heard.details.values())
+
+
+def test_a_verdict_of_any_text_can_be_sent() -> None:
+    """A file name that is not UTF-8 has lone surrogates."""
+    for verdict in (Verdict("aborted", "\udcff", 0), Verdict("mismatch", "", 0, {1: "\udcff"})):
+        pack_fields(*verdict.fields())
+
+
+def test_equal_calls_that_are_too_long_to_be_told_do_not_differ() -> None:
+    calls = {rank: "barrier()" if rank == 1 else f"split({'x' * 999})" for rank in range(99)}
+    own = calls.pop(7)
+    verdict = Verdict("mismatch", mismatch_text(calls), 0, calls)
+    told, _ = Verdict.parse([*verdict.fields(), []], 100)
+    heard = told.error(7, own, WHERE)
+    assert isinstance(heard, MismatchError)
+    assert heard.calls[7] == heard.calls[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -183,3 +184,19 @@ async def test_links_are_closed_if_the_loop_ends_amid_an_abort() -> None:
     assert ours.fileno() == -1
     assert b"enough" in theirs.recv(1000)
     theirs.close()
+
+
+async def test_each_context_hears_of_a_loss_even_if_another_one_fails() -> None:
+    endpoint = endpoint_of_two(Refusing())
+    heard: list[str] = []
+
+    def rank_lost(name: str, root: int, reason: str) -> None:
+        heard.append(name)
+        raise ValueError("of a test")
+
+    for name in ("one", "two"):
+        context = SimpleNamespace(id=name.encode(), rank_lost=partial(rank_lost, name))
+        endpoint.add(cast(Any, context))
+    with pytest.raises(ValueError, match="of a test"):
+        endpoint.lose(1, "gone")
+    assert heard == ["one", "two"]
