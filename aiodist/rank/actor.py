@@ -347,8 +347,7 @@ class RankActor(EndpointOwner):
             self.abort(reason, GroupClosedError(text, group=self.view.group, epoch=self.view.epoch))
 
     def _close_contexts(self, error: GroupClosedError) -> None:
-        for context in self.contexts:
-            context.close(error)
+        despite_errors(*(partial(context.close, error) for context in self.contexts))
 
     def _end_with(self, why: str, *, in_order: bool = False) -> GroupClosedError:
         text = f"the group that it was made of was {why}"
@@ -373,16 +372,20 @@ class RankActor(EndpointOwner):
         await asyncio.shield(self._leaving)
 
     async def _leave(self, end: GroupClosedError) -> None:
-        self._close_contexts(end)
-        # Peers first, because queued data must be on its way before they hear that we left. For its
-        # sender, a small message is sent before there is a link to its receiver.
-        deadline = self.loop.time() + self._op_timeout
-        left = await self.endpoint.delivered(self._op_timeout)
-        error = await self._undelivered(left) if left else None
-        # A busy peer may read our goodbye much later, because its system has all that we sent.
-        spare = FAREWELL_TIMEOUT if left else max(0.0, deadline - self.loop.time())
-        await self.endpoint.finish(min(FAREWELL_TIMEOUT, spare))
-        self._close_listeners()
+        error: Exception | None = None
+        try:
+            self._close_contexts(end)
+            # Peers first, because queued data must be on its way before they hear that we left. For
+            # its sender, a small message is sent before there is a link to its receiver.
+            deadline = self.loop.time() + self._op_timeout
+            left = await self.endpoint.delivered(self._op_timeout)
+            error = await self._undelivered(left) if left else None
+            # A busy peer may read our goodbye much later, because its system has all that we sent.
+            spare = FAREWELL_TIMEOUT if left else max(0.0, deadline - self.loop.time())
+            await self.endpoint.finish(min(FAREWELL_TIMEOUT, spare))
+            self._close_listeners()
+        except Exception as failure:
+            error = failure  # the coordinator must hear of the leave all the same
         await self.control.leave(GOODBYE_TIMEOUT)
         self.control.close()
         await self.control.closed()
@@ -452,8 +455,7 @@ class RankActor(EndpointOwner):
             await self.endpoint.aborted()
             await self.control.leave(FAREWELL_TIMEOUT, aborts=reason)
         finally:  # the loop may end before
-            self._close_listeners()
-            self.control.abort(reason)
+            despite_errors(self._close_listeners, partial(self.control.abort, reason))
         await self.control.closed()
         if self._coordinator is not None:
             await self._coordinator.stop(drain=0.0)
@@ -465,8 +467,7 @@ class RankActor(EndpointOwner):
             await asyncio.wait({self._leaving})
 
     def _close_listeners(self) -> None:
-        for listener in self._listeners:
-            listener.close()
+        despite_errors(*(listener.close for listener in self._listeners))
 
     @property
     def is_inherited(self) -> bool:

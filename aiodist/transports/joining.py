@@ -214,8 +214,8 @@ class BundleListener(SocketListener):
 
     def close(self) -> None:
         super().close()
-        for arrival in list(self._awaited):
-            arrival.drop()
+        while self._awaited:  # one that is dropped takes the other parts of its bundle along
+            next(iter(self._awaited)).drop()
 
     def close_in_child(self) -> None:
         super().close_in_child()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -69,3 +70,29 @@ async def test_many_that_ask_at_once_get_one_answer() -> None:
         ]
         assert [sorted(texts) for texts in told].count([1, 2]) == 5
         assert not actor._asking
+
+
+@pytest.mark.parametrize("how", ["close", "abort"])
+async def test_the_coordinator_hears_the_goodbye_even_if_a_listener_cannot_be_closed(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ValueError, match="of a test"):
+        async with aiodist.local(2) as ranks:
+            actor, other = ranks[0]._actor, ranks[1]._actor
+            listener = actor._listeners[0]
+            closed: list[object] = []
+
+            def fails() -> None:
+                closed.append(listener)
+                listener.close()
+                raise ValueError("of a test")
+
+            closes = fails, lambda: closed.append(actor)
+            there: list[Any] = [SimpleNamespace(close=close) for close in closes]
+            monkeypatch.setattr(actor, "_listeners", there)
+            if how == "abort":
+                ranks[0].abort("enough")
+            await asyncio.wait([asyncio.ensure_future(ranks[0].close())])
+            assert closed == [listener, actor]
+            assert not actor.control.is_open
+            await until(lambda: 0 in (other.lost if how == "abort" else other.left))

@@ -158,10 +158,10 @@ async def test_too_many_that_wait_make_room_for_new_ones() -> None:
 
 async def test_who_closes_the_listener_closes_who_waits() -> None:
     async with listening() as there:
-        sock = await there.connect(part(0))
-        await until(lambda: bool(there.listener._parts))
+        socks = [await there.connect(part(index)) for index in range(2)]
+        await until(lambda: [len(parts) for parts in there.listener._parts.values()] == [2])
         there.listener.close()
-        assert await there.said(sock) == b""
+        assert [await there.said(sock) for sock in socks] == [b"", b""]
 
 
 async def test_without_files_for_a_bundle_there_is_one_connection(
