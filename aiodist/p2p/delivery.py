@@ -76,6 +76,14 @@ class Delivery:
         False: the receive failed, and the message is free or gone.
         """
         channel = self._channel
+        if message.is_lost:
+            self._consumed(message)
+            text = (
+                f"a message of {message.nbytes} bytes of rank {message.source} is lost: its receive"
+                " was cancelled, and there was no memory for data that was on its way to out="
+            )
+            self.fail(receiving, MemoryError(text))
+            return False
         # Check the size that the sender claims before any memory is set aside, because a claim
         # costs the sender nothing.
         size = message.meta_nbytes + message.nbytes
@@ -240,7 +248,14 @@ class Delivery:
 
     def _make_private(self, message: ComingMessage, target: Incoming) -> None:
         """Move the data that came, and that is still to come, from the user's memory to private
-        memory."""
+        memory. If there is none, the message is lost."""
+        try:
+            message.body = self._moved(message, target)
+        except MemoryError:
+            message.body, message.is_lost = None, True
+
+    def _moved(self, message: ComingMessage, target: Incoming) -> Incoming:
+        """Return private memory with the data of `message`. Raises MemoryError."""
         assert message.meta is not None
         private = parse(message.meta, allow_pickle=self._channel.allow_pickle)
         places = self._places(message, private, None)
@@ -252,7 +267,7 @@ class Delivery:
                 into[:] = data
         else:
             message.pieces.move(private.buffers)
-        message.body = private
+        return private
 
     # -- pulling ----------------------------------------------------------------------------------
 

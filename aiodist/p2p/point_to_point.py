@@ -258,8 +258,10 @@ class PointToPoint:
 
     def fail(self, work: Work[Any], error: BaseException) -> None:
         """Withdraw a pending operation, exactly as a cancellation does, and fail it."""
-        self._withdraw(work)
-        work.fail(error)
+        try:
+            self._withdraw(work)
+        finally:
+            work.fail(error)
 
     @property
     def pending(self) -> list[Work[Any]]:

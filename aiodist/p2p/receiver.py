@@ -176,6 +176,11 @@ class MessageReceiver:
         message = receiving.message
         if message is not None:
             self._delivery.release(message)
+            if message.is_lost and not message.complete:
+                assert message.sid is not None and message.pieces is not None
+                message.pieces.memory = None  # data under way is written nowhere
+                self._origins[message.source].skipped.add(message.sid)
+                self._arrived(message)
             # It goes back to the place of its number, so that no later message is received before
             # it.
             self._offer(message)

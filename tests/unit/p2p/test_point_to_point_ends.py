@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from aiodist.buffers.values import Incoming
 from aiodist.errors import CollectiveTimeoutError, GroupClosedError, PeerLostError
 from aiodist.links.peer import CLOSED, LEFT
 from aiodist.types import ANY_SOURCE, ANY_TAG
@@ -62,6 +63,53 @@ def test_a_receive_cancelled_amid_the_transfer_loses_nothing(
     assert (again.result() == ramp(MIB)).all()
     if out is not None:
         assert (out == -5).all()
+
+
+@pytest.mark.parametrize("end", ["cancel", "fail"])
+def test_without_memory_for_its_rest_the_message_of_a_cancelled_receive_is_lost(
+    net: Any, end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next receive hears of it. Nothing is written to `out` any more."""
+    out = np.full(MIB // 4, -1, np.int32)
+    sending, receiving = start_transfer(net, out)
+
+    def allocate(*_: Any, **__: Any) -> None:
+        raise MemoryError("of a test")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Incoming, "allocate", allocate)
+        if end == "cancel":
+            assert receiving.cancel()
+        else:
+            net.engines[1].fail(receiving, ValueError("late"))
+    assert receiving.done()
+    out[:] = -5
+    net.settle()
+    assert sending.done() and (out == -5).all()
+    net.engines[0].send("later", 1)
+    net.settle()
+    with pytest.raises(MemoryError, match=r"1048576 bytes of rank 0 is lost"):
+        net.engines[1].recv(0).result()
+    assert net.engines[1].recv(0).result() == "later"
+    net.loop.advance(1)
+    net.settle()
+    assert all(engine.idle for engine in net.engines)
+
+
+def test_a_receive_fails_even_if_it_cannot_be_withdrawn(
+    net: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receiving = net.engines[1].recv(0)
+
+    def withdraw(operation: Any) -> None:
+        raise ValueError("of a test")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(net.engines[1].receiver, "withdraw", withdraw)
+        with pytest.raises(ValueError, match="of a test"):
+            net.engines[1].fail(receiving, TimeoutError("late"))
+    with pytest.raises(TimeoutError, match="late"):
+        receiving.result()
 
 
 def test_a_receive_takes_over_amid_the_transfer(net: Any) -> None:
