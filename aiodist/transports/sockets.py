@@ -22,6 +22,14 @@ AT_ONCE = 64
 PAUSE = 0.25
 """Seconds without accepting after the process ran out of file descriptors or memory."""
 
+# accept(2): Linux also reports errors of the network that wait on the new connection.
+_LOST = {
+    errno.ECONNABORTED, errno.ECONNRESET, errno.EPROTO, errno.ENOPROTOOPT,
+    errno.EOPNOTSUPP, errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH,
+    getattr(errno, "ENONET", errno.ENETDOWN),  # only Linux has it
+}  # fmt: skip
+"""Errors of one connection, after which the next one can be accepted."""
+
 _EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
@@ -76,9 +84,9 @@ class Acceptor:
                 sock, _address = self._socket.accept()
             except (BlockingIOError, InterruptedError):
                 return
-            except ConnectionAbortedError:
-                continue
             except OSError as error:
+                if error.errno in _LOST:
+                    continue
                 if error.errno not in _EXHAUSTED:
                     log.exception("%s cannot accept connections any more", self.address)
                     self.close()

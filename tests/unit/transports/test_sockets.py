@@ -299,7 +299,11 @@ async def test_out_of_file_descriptors_backs_off(
         came.set()
 
     fake, listener = listening(
-        [*[OSError(errno.EMFILE, "Too many open files")] * 3, ConnectionAbortedError(), ours],
+        [
+            *[OSError(errno.EMFILE, "Too many open files")] * 3,
+            ConnectionAbortedError(errno.ECONNABORTED, "gone"),
+            ours,
+        ],
         accept,
     )
     told: list[OSError] = []
@@ -321,6 +325,20 @@ async def test_closing_while_backing_off(caplog: pytest.LogCaptureFixture) -> No
     listener.close()
     listener.close()
     assert fake.closed
+
+
+@pytest.mark.parametrize("number", [errno.EPROTO, errno.ENETDOWN, errno.ECONNRESET])
+async def test_a_connection_that_fails_as_it_is_accepted_does_not_end_the_listener(
+    number: int,
+) -> None:
+    links: list[Link] = []
+    ours, theirs = socket.socketpair()
+    fake, listener = listening([OSError(number, "of a test"), ours], links.append)
+    listener._ready()
+    assert len(links) == 1 and not fake.closed
+    links[0].close()
+    listener.close()
+    theirs.close()
 
 
 async def test_a_broken_listening_socket_is_closed(caplog: pytest.LogCaptureFixture) -> None:
