@@ -157,6 +157,7 @@ class RankActor(EndpointOwner):
         # So links, losses and everything else that outlives an epoch are kept by root, because the
         # same rank may be another member in the next view.
         before, left = self.roots, {self.roots[rank] for rank in self.left}
+        self._asking.clear()  # about ranks of the view before
         self.roots = self.endpoint.admit([member.id for member in view.members])
         for root, member in zip(self.roots, view.members, strict=True):
             self.people[root] = member

@@ -96,3 +96,19 @@ async def test_the_coordinator_hears_the_goodbye_even_if_a_listener_cannot_be_cl
             assert closed == [listener, actor]
             assert not actor.control.is_open
             await until(lambda: 0 in (other.lost if how == "abort" else other.left))
+
+
+async def test_a_question_of_an_earlier_epoch_answers_none_of_this_one() -> None:
+    """It asked for ranks, and these may be other members now."""
+    async with aiodist.local(2) as ranks:
+        actor: Any = ranks[0]._actor
+        begun: list[Any] = []
+        begin = actor.control.begin
+        actor.control.begin = lambda request: begun.append(request) or begin(request)
+        told: list[dict[int, str]] = []
+        actor.ask([1], told.append, 3.0)
+        actor.adopt(actor.view)
+        actor.ask([1], told.append, 4.0)
+        await until(lambda: len(told) == 2)
+        assert [request.ranks for request in begun] == [(1,), (1,)]
+        assert not actor._asking
