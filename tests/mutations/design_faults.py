@@ -202,7 +202,7 @@ FAULTS = (
     DesignFault(
         "a rank that gives up does not tell the others",
         "aiodist/engine/ends.py",
-        "        self.relay.tell((op.tag, op.seq), verdict)\n",
+        "                partial(self.relay.tell, (op.tag, op.seq), verdict),\n",
         "",
         (*_unit("engine"), PROGRAMS),
     ),
