@@ -347,8 +347,9 @@ class Peer:
         """After a fork, in the child: drop its copies."""
         if self._process_watch is not None:
             self._process_watch.close_in_child()
-        if self.link is not None:
-            self.link.close_in_child()
+        for link in (self.link, self.calling):
+            if link is not None:
+                link.close_in_child()
 
     # -- Receiver ---------------------------------------------------------------------------------
 

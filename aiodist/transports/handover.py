@@ -39,11 +39,12 @@ import os
 import secrets
 import socket
 import struct
+import weakref
 from collections.abc import Callable
 from contextlib import closing
 
 from aiodist.buffers.segment import Segment
-from aiodist.errors import ProtocolError
+from aiodist.errors import ProtocolError, despite_errors
 from aiodist.transports.processes import peer_pid
 from aiodist.transports.sockets import Acceptor, log
 from aiodist.transports.sparing import Sparing
@@ -138,6 +139,7 @@ class SegmentOffer(Callers):
         with closed_on_error(self.segment):
             listening = bound_socket("aiodist-mem", SCHEME)
         super().__init__(loop, listening, KEY_BYTES, 0, self._asked)
+        _offers.add(self)
 
     @property
     def words(self) -> tuple[str, bytes]:
@@ -156,6 +158,21 @@ class SegmentOffer(Callers):
     def close(self) -> None:
         super().close()
         self.segment.close()
+
+    def close_in_child(self) -> None:
+        super().close_in_child()
+        self.segment.close()
+
+
+_offers: weakref.WeakSet[SegmentOffer] = weakref.WeakSet()
+
+
+def _close_in_child() -> None:
+    despite_errors(*(offer.close_in_child for offer in list(_offers)))
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_in_child)
 
 
 async def take(words: object, nbytes: object, *, writes: bool = False) -> memoryview:

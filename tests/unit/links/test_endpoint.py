@@ -200,3 +200,14 @@ async def test_each_context_hears_of_a_loss_even_if_another_one_fails() -> None:
     with pytest.raises(ValueError, match="of a test"):
         endpoint.lose(1, "gone")
     assert heard == ["one", "two"]
+
+
+async def test_a_forked_child_closes_a_connection_that_is_being_made() -> None:
+    endpoint = endpoint_of_two(Refusing())
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    link = StreamLink(endpoint.loop, ours, kind="unix", peer_name="b")
+    endpoint.peer(1).calling = link
+    endpoint.close_in_child()
+    assert link.is_closed and ours.fileno() == -1
+    theirs.close()

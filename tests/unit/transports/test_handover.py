@@ -7,7 +7,7 @@ import asyncio
 import os
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -307,3 +307,21 @@ async def test_a_full_table_of_descriptors_frees_the_memory(
     with pytest.raises(OSError, match="Too many open files"):
         SegmentOffer(asyncio.get_running_loop(), SIZE, "handed over")
     assert open_files() == before
+
+
+def open_in_child(fds: list[int]) -> bool:
+    """Whether a child of fork has one of these files."""
+    child = os.fork()
+    if not child:
+        for fd in fds:
+            with suppress(OSError):
+                os.fstat(fd)
+                os._exit(1)
+        os._exit(0)
+    return os.waitpid(child, 0)[1] != 0
+
+
+async def test_a_forked_child_closes_its_copies_of_what_is_offered() -> None:
+    with offered() as offer:
+        assert not open_in_child([offer.segment.fd, offer._socket.fileno()])
+        assert bytes(await got(offer)) == b"hello"
