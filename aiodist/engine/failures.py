@@ -22,6 +22,8 @@ from aiodist.links.party import Party
 MAX_DETAILS = 24 << 10
 """The most bytes of all texts in the details of a verdict, so that it fits in the header of a
 frame."""
+_CUT = "…"
+"""The end of a text that is not told in full."""
 
 LOST = "lost"
 BELIEVED = "believed lost"
@@ -112,8 +114,8 @@ class Verdict(NamedTuple):
         if self.reason == "mismatch":
             if not self.text.startswith(_DIFFERENT):  # no call differs: the data does not fit
                 return MismatchError(self.text, calls=self.details, **where)
-            # Long calls come shortened, and an equal one must not look different.
-            heard = (call for call in self.details.values() if own_call.startswith(call))
+            # An equal call that comes shortened must not look different.
+            heard = (call for call in self.details.values() if _is_start(call, own_call))
             calls = {own_rank: next(heard, own_call), **self.details}
             return MismatchError(mismatch_text(calls), calls=calls, **where)
         if self.reason in (LOST, BELIEVED):
@@ -172,7 +174,17 @@ def _shortened(details: Mapping[int, str]) -> dict[int, str]:
     texts = {rank: sayable(text).encode() for rank, text in details.items()}
     fit = sum(map(len, texts.values())) <= MAX_DETAILS
     most = MAX_DETAILS if fit else MAX_DETAILS // len(texts)
-    return {rank: text[:most].decode(errors="ignore") for rank, text in texts.items()}
+    return {rank: _start(text, most) for rank, text in texts.items()}
+
+
+def _start(text: bytes, most: int) -> str:
+    if len(text) <= most:
+        return text.decode()
+    return text[: most - len(_CUT.encode())].decode(errors="ignore") + _CUT
+
+
+def _is_start(shown: str, text: str) -> bool:
+    return shown.endswith(_CUT) and text.startswith(shown.removesuffix(_CUT))
 
 
 def sayable(text: str) -> str:

@@ -119,3 +119,11 @@ def test_equal_calls_that_are_too_long_to_be_told_do_not_differ() -> None:
     heard = told.error(7, own, WHERE)
     assert isinstance(heard, MismatchError)
     assert heard.calls[7] == heard.calls[0]
+
+
+def test_a_call_that_begins_as_another_differs() -> None:
+    calls = {0: "broadcast(src=1", 1: "broadcast(src=10"}
+    own = calls.pop(1)
+    heard = Verdict("mismatch", mismatch_text(calls), 0, calls).error(1, own, WHERE)
+    assert isinstance(heard, MismatchError)
+    assert heard.calls == {0: "broadcast(src=1", 1: own}
