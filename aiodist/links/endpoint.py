@@ -159,7 +159,7 @@ class Endpoint:
         """Drop further frames for `context`, and tell peers that may wait for some of ours."""
         reason = reason[:1000]
         farewell = pack_fields(kinds.FAREWELL, context.id, reason)
-        for peer in self._peers.values():
+        for peer in [self._peers[root] for root in context.ranks]:
             if peer.link is not None:
                 peer.link.send(farewell)  # behind all that was sent before
         self.inboxes.close(context.id, reason)

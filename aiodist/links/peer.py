@@ -358,8 +358,8 @@ class Peer:
         if len(fields) < 2 or type(fields[1]) is not bytes or type(fields[0]) is not int:
             raise ProtocolError("a header has a kind and a context")
         endpoint = self._endpoint
-        if fields[0] == kinds.FAREWELL:
-            self._farewell(fields)
+        if fields[0] == kinds.FAREWELL and not fields[1]:
+            endpoint.lose(self.rank, f"it aborted: {farewell_reason(fields)}")
             return None
         # Answers are queued without limit. So a peer that asks without reading answers would fill
         # this rank's memory.
@@ -370,7 +370,7 @@ class Peer:
             return context.frame(self.rank, fields, nbytes)
         if fields[1] in endpoint.inboxes.closed:
             # The context is closed here, and the peer may not know that.
-            if fields[0] != kinds.REVOKE:
+            if fields[0] not in (kinds.REVOKE, kinds.FAREWELL):
                 self._check_unheard(link)
                 reason = endpoint.inboxes.closed[fields[1]]
                 link.send(pack_fields(kinds.FAREWELL, fields[1], reason))
@@ -389,17 +389,6 @@ class Peer:
                 f"rank {self.rank} asks, but has not taken in {link.unheard} frames sent to it"
             )
 
-    def _farewell(self, fields: list[Any]) -> None:
-        if len(fields) != 3 or type(fields[2]) is not str:
-            raise ProtocolError("a FAREWELL frame ends in a text")
-        if not fields[1]:
-            self._endpoint.lose(self.rank, f"it aborted: {fields[2]}")
-            return
-        context = self._endpoint.inboxes.open.get(fields[1])
-        if context is not None:
-            reason = CLOSED if fields[2] == CLOSED else fields[2]
-            context.rank_lost(self.rank, reason)
-
     def closed(self, link: Link, error: BaseException | None) -> None:
         if self.link is link:
             if self._process_watch is not None:
@@ -412,3 +401,10 @@ class Peer:
     def settle(self, stray: Stray) -> None:
         """Note that a stray frame has found its group."""
         self._early_bytes -= stray.cost
+
+
+def farewell_reason(fields: Sequence[Any]) -> str:
+    """Return why the sender of a FAREWELL frame left. Raises ProtocolError."""
+    if len(fields) != 3 or type(fields[2]) is not str:
+        raise ProtocolError("a FAREWELL frame ends in a text")
+    return CLOSED if fields[2] == CLOSED else fields[2]

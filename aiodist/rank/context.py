@@ -26,6 +26,7 @@ from aiodist.errors import (
 )
 from aiodist.links.endpoint import Endpoint
 from aiodist.links.party import Party
+from aiodist.links.peer import farewell_reason
 from aiodist.p2p.express import P2PExpress
 from aiodist.p2p.point_to_point import PointToPoint
 from aiodist.p2p.shared import MessageMemory
@@ -183,6 +184,8 @@ class Context(Party):
             self.heap.heard(src, fields)
         elif kind == kinds.REVOKE:
             self._revoked(fields)
+        elif kind == kinds.FAREWELL:
+            self.rank_lost(self.ranks[src], farewell_reason(fields))
         else:
             raise ProtocolError(f"no frame is of kind {kind!r}")
 
