@@ -562,11 +562,13 @@ class Group(Operations):
             works.mute()
         reason = failures.sayable(reason)
         error = self._context.error(GroupClosedError, f"the group was aborted: {reason}")
-        is_whole = self._context is self._actor.context
-        despite_errors(
-            partial(self._context.close, error, abort=True),
-            *((partial(self._actor.abort, reason),) if is_whole else ()),
-        )
+        ends = [partial(self._context.close, error, abort=True)]
+        if self._context is self._actor.context:
+            ends.append(partial(self._actor.abort, reason))
+        elif self._context.ended is None:
+            # The coordinator does not know of groups that were made of others.
+            ends.append(partial(self._context.tell_unlinked, error.message))
+        despite_errors(*ends)
 
     async def __aenter__(self) -> Group:
         if self._line.keeper is not None:

@@ -75,6 +75,16 @@ class Party:
         """Send `peer` a small frame behind all that was sent before."""
         self.peers[peer].send(pack_fields(kind, self.id, *fields))
 
+    def reach(self, peer: int, kind: int, *fields: Any) -> None:
+        """Send `peer` a small frame, and make a link for it, but do not wait for it in `close`."""
+        self.peers[peer].send(pack_fields(kind, self.id, *fields), urgent=True, dial=False)
+        self.peers[peer].call()
+
+    def ask(self, peer: int) -> None:
+        """Have `peer` say when it leaves this group, or that it has left."""
+        # Any frame does that. This one does nothing else.
+        self.reach(peer, kinds.KICK)
+
     def discard(self, dst: int, token: object) -> None:
         """See `Link.discard`."""
         self.peers[dst].discard(token)

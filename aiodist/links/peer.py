@@ -202,7 +202,13 @@ class Peer:
             self._once_linked.append(header)
             return
         self._queue.append(WaitingFrame(header, payload, done, token, urgent))
-        if self.dialing is None:
+        self.call()
+
+    def call(self) -> None:
+        """Make a link, if there was none. Does nothing if the peer is lost."""
+        endpoint = self._endpoint
+        is_open = self.rank not in endpoint.lost and not endpoint.closing
+        if is_open and self.link is None and self.dialing is None:
             self.dialing = endpoint.start_dialing(self)
 
     @property

@@ -122,6 +122,9 @@ class Channel(Protocol):
     ) -> None:
         """Sends one frame to another rank: see `Link.send`. Calls nothing back but `done`."""
 
+    def ask(self, peer: int, /) -> None:
+        """Has another rank say when it leaves the group, or that it has left."""
+
     def discard(self, dst: int, token: object) -> None:
         """See `Link.discard`."""
 

@@ -53,6 +53,8 @@ class MessageReceiver:
     ) -> None:
         self._shared = shared  # memory of other ranks; None: there is none to read
         self._wire = out  # takes frames for senders
+        self._channel = channel
+        self._asked: set[int] = set()  # ranks that say when they leave, and have not left
         self._max_message_bytes = channel.max_message_bytes
         self._ended = ended
         self._lost = lost
@@ -161,6 +163,7 @@ class MessageReceiver:
         else:
             self._probes.add(probing)
             self._flow.review(source, tag)
+            self._watch(source)
         return probing
 
     def peek(self, source: Source, tag: Key) -> Envelope | None:
@@ -200,6 +203,7 @@ class MessageReceiver:
         # Frames of that rank that are still coming find a new record (`came`), and are dropped.
         origin, self._origins[src] = self._origins[src], Origin(gone=True)
         self._flow.lose(src)
+        self._asked.discard(src)
         failing: list[PendingReceive] = []
         for message in origin.announced.values():
             if message.receiving is not None:
@@ -220,7 +224,25 @@ class MessageReceiver:
                     failing.append(receiving)
         for receiving in failing:
             self._flow.review(receiving.source, receiving.tag)
+        for waiting in self._waiting:
+            for receiving in waiting.concerning(src):
+                self._watch(receiving.source)
         return failing
+
+    def _watch(self, source: Source) -> None:
+        """Make sure to hear when all ranks have left that a receive of `source` waits for."""
+        # The coordinator does not tell of a group that was made of another, and a rank without a
+        # link to this one cannot. So ask one of the ranks, and the next one when that has left. All
+        # of them together could be too many links. A rank that aborts tells all others unasked.
+        size = self._channel.size
+        ranks = range(size) if source is None else [source] if isinstance(source, int) else source
+        if self._asked.isdisjoint(ranks):
+            lost = self._channel.lost()
+            for rank in ranks:
+                if rank != self._wire.rank and rank not in lost:
+                    self._asked.add(rank)
+                    self._channel.ask(rank)
+                    return
 
     def close(self) -> None:
         for waiting in self._waiting:
@@ -397,6 +419,7 @@ class MessageReceiver:
         else:
             self._receives.add(receiving)
             self._flow.review(receiving.source, receiving.tag)
+            self._watch(receiving.source)
 
     def _offer(self, message: ComingMessage) -> None:
         """Match a message with a receive, or let it wait."""

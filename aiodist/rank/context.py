@@ -318,6 +318,12 @@ class Context(Party):
             case _:
                 raise ProtocolError("a REVOKE frame ends in a rank")
 
+    def tell_unlinked(self, reason: str) -> None:
+        """Tell the ranks without a link to this one that it has aborted."""
+        for rank, peer in enumerate(self.peers):
+            if rank not in (self.rank, *self.gone) and peer.link is None:
+                self.reach(rank, kinds.FAREWELL, reason[:1000])
+
     def close(self, error: AiodistError, *, abort: bool = False) -> None:
         """Fail all that is pending, and later calls. With `abort`, tell the others."""
         if self.ended is not None:

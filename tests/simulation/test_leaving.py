@@ -474,3 +474,27 @@ def test_who_cancels_close_hears_of_its_send_by_the_next_one() -> None:
 
     error, _ = pair().run(main)
     assert error.missing == (1,)
+
+
+def test_a_receive_that_was_given_up_is_not_waited_for() -> None:
+    """It has asked the other rank to say when it leaves, and that is too busy to answer."""
+    simulation = simulated()
+    pair = Pair(simulation, linked=False)
+
+    async def program(group: aiodist.Group) -> None:
+        network = simulation.network
+        if group.rank == 1:
+            await group.store.set("busy", b"")
+            await asyncio.sleep(0.01)
+            return
+        await group.store.wait("busy")
+        network.later_by(0.0, pair.begin)
+        network.later_by(BUSY, pair.receiver.resume)
+        await asyncio.sleep(0.001)
+        with pytest.raises(aiodist.CollectiveTimeoutError):
+            await group.recv(src=1, timeout=0.1)
+        await group.close()
+        pair.after = network.loop.time()
+
+    simulation.run(program)
+    assert pair.after < BUSY

@@ -225,6 +225,8 @@ class FakeChannel:
 
     def settle(self, dst: int, token: object) -> None: ...
 
+    def ask(self, peer: int) -> None: ...
+
     def discard(self, dst: int, token: object) -> None:
         self.net.pipes[self.rank, dst].discard(token)
 

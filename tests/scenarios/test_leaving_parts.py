@@ -1,0 +1,89 @@
+"""A rank leaves a group that was made of another. Ranks without a link to it hear of it, too."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+import aiodist
+
+
+@asynccontextmanager
+async def parts() -> AsyncIterator[list[aiodist.Group]]:
+    """A duplicate of a group of three. Its ranks 1 and 2 have no link to each other."""
+    async with aiodist.local(3) as groups:
+        made = await asyncio.gather(*(group.dup() for group in groups))
+        await asyncio.gather(*(part.barrier() for part in made))
+        assert made[1]._context.link(2) is None
+        yield made
+        for part in made:
+            part.abort("the test is over")
+
+
+async def leave(part: aiodist.Group, how: str) -> None:
+    if how == "abort":
+        part.abort("out of disk")
+    else:
+        await part.close()
+
+
+SAID = {"close": "rank 2 is lost: it closed the group", "abort": "rank 2 is lost: .*out of disk"}
+
+
+@pytest.mark.parametrize("how", ["close", "abort"])
+@pytest.mark.parametrize("first", [True, False], ids=["waits first", "waits later"])
+@pytest.mark.parametrize("op", ["recv", "probe"])
+async def test_what_waits_for_the_rank_that_leaves(how: str, first: bool, op: str) -> None:
+    async with parts() as (_, waits, leaves):
+        if not first:
+            await leave(leaves, how)
+        work = waits.irecv(src=2) if op == "recv" else waits.probe(src=2)
+        await asyncio.sleep(0)
+        if first:
+            await leave(leaves, how)
+        with pytest.raises(aiodist.PeerLostError, match=SAID[how]):
+            await work
+
+
+async def test_what_waits_for_any_rank_when_one_aborts() -> None:
+    async with parts() as (_, waits, leaves):
+        work = waits.irecv()
+        leaves.abort("out of disk")
+        with pytest.raises(aiodist.PeerLostError, match=SAID["abort"]):
+            await work
+
+
+@pytest.mark.parametrize("src", [aiodist.ANY_SOURCE, [0, 2]], ids=["any", "two"])
+@pytest.mark.parametrize("order", [(0, 2), (2, 0)])
+async def test_what_waits_for_several_ranks_when_all_have_closed(
+    order: tuple[int, int], src: aiodist.Src
+) -> None:
+    async with parts() as made:
+        work = made[1].irecv(src=src)
+        await made[order[0]].close()
+        assert not work.done()
+        await made[order[1]].close()
+        with pytest.raises(aiodist.PeerLostError, match="no rank is left that could send"):
+            await work
+
+
+async def test_a_collective_when_one_aborts() -> None:
+    async with parts() as (_, waits, leaves):
+        work = waits.barrier()
+        leaves.abort("out of disk")
+        with pytest.raises(aiodist.PeerLostError, match=SAID["abort"]):
+            await work
+
+
+async def test_what_a_second_end_says_is_not_told() -> None:
+    """A rank that closes a group, and then aborts it, has closed it."""
+    async with parts() as (_, waits, leaves):
+        work = waits.irecv()
+        await leaves.close()
+        leaves.abort("out of disk")
+        with pytest.raises(aiodist.PeerLostError, match=SAID["close"]):
+            await waits.recv(src=2)
+        assert not work.done()
