@@ -36,3 +36,8 @@ class EndpointOwner:
     ) -> None:
         """Ask the coordinator, if there is one, what peers are doing. ``tell(texts)`` is called
         with texts by root, within so many seconds."""
+
+    def tells_who_leaves(self, context: bytes) -> bool:
+        """Tell whether the coordinator, too, tells who leaves this group. It does not know of
+        groups that were made of others."""
+        return False

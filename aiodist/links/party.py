@@ -81,9 +81,10 @@ class Party:
         self.peers[peer].call()
 
     def ask(self, peer: int) -> None:
-        """Have `peer` say when it leaves this group, or that it has left."""
+        """Have `peer` say when it leaves this group, or that it has left, if only it can."""
         # Any frame does that. This one does nothing else.
-        self.reach(peer, kinds.KICK)
+        if not self.endpoint.owner.tells_who_leaves(self.id):
+            self.reach(peer, kinds.KICK)
 
     def discard(self, dst: int, token: object) -> None:
         """See `Link.discard`."""

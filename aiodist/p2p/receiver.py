@@ -231,9 +231,9 @@ class MessageReceiver:
 
     def _watch(self, source: Source) -> None:
         """Make sure to hear when all ranks have left that a receive of `source` waits for."""
-        # The coordinator does not tell of a group that was made of another, and a rank without a
-        # link to this one cannot. So ask one of the ranks, and the next one when that has left. All
-        # of them together could be too many links. A rank that aborts tells all others unasked.
+        # If nobody else tells of it, a rank without a link to this one cannot. So ask one of the
+        # ranks, and the next one when that has left. All of them together could be too many links.
+        # A rank that aborts tells all others unasked.
         size = self._channel.size
         ranks = range(size) if source is None else [source] if isinstance(source, int) else source
         if self._asked.isdisjoint(ranks):

@@ -272,6 +272,10 @@ class RankActor(EndpointOwner):
             with contextlib.suppress(AiodistError, TimeoutError):
                 await self.control.request(SeenRequest((), 0.0), seconds or ANSWER_TIMEOUT)
 
+    def tells_who_leaves(self, context: bytes) -> bool:
+        """Tell whether the coordinator, too, tells who leaves this group."""
+        return self.context is None or self.context.id == context
+
     def ask(
         self, roots: Sequence[int], tell: Callable[[dict[int, str]], None], seconds: float
     ) -> None:

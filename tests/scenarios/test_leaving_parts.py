@@ -87,3 +87,15 @@ async def test_what_a_second_end_says_is_not_told() -> None:
         with pytest.raises(aiodist.PeerLostError, match=SAID["close"]):
             await waits.recv(src=2)
         assert not work.done()
+
+
+async def test_no_link_is_made_for_what_the_coordinator_tells() -> None:
+    async with aiodist.local(3) as groups:
+        await asyncio.gather(*(group.barrier() for group in groups))
+        context = groups[1]._context
+        work = groups[1].irecv(src=2)
+        await asyncio.sleep(0)
+        assert context.link(2) is None and context.peers[2].dialing is None
+        groups[2].abort("out of disk")
+        with pytest.raises(aiodist.PeerLostError, match=SAID["abort"]):
+            await work

@@ -478,23 +478,25 @@ def test_who_cancels_close_hears_of_its_send_by_the_next_one() -> None:
 
 def test_a_receive_that_was_given_up_is_not_waited_for() -> None:
     """It has asked the other rank to say when it leaves, and that is too busy to answer."""
-    simulation = simulated()
-    pair = Pair(simulation, linked=False)
+    conditions = Conditions(delay=(20e-6, 200e-6), loss=0.0)
+    simulation = Simulation(3, conditions=conditions, lease=5.0, op_timeout=600.0)
+    busy, network, after = simulation.nodes[2], simulation.network, []
 
     async def program(group: aiodist.Group) -> None:
-        network = simulation.network
+        part = await group.dup()
+        await part.barrier()
         if group.rank == 1:
-            await group.store.set("busy", b"")
-            await asyncio.sleep(0.01)
-            return
-        await group.store.wait("busy")
-        network.later_by(0.0, pair.begin)
-        network.later_by(BUSY, pair.receiver.resume)
-        await asyncio.sleep(0.001)
-        with pytest.raises(aiodist.CollectiveTimeoutError):
-            await group.recv(src=1, timeout=0.1)
-        await group.close()
-        pair.after = network.loop.time()
+            assert part._context.link(2) is None
+            network.later_by(0.0, busy.block)
+            network.later_by(BUSY, busy.resume)
+            await asyncio.sleep(0.001)
+            with pytest.raises(aiodist.CollectiveTimeoutError):
+                await part.recv(src=2, timeout=0.1)
+            assert part._context.peers[2].dialing is not None
+            await group.close()
+            after.append(network.loop.time())
+        else:
+            await asyncio.sleep(0.1)
 
     simulation.run(program)
-    assert pair.after < BUSY
+    assert after[0] < BUSY
