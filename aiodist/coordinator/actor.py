@@ -115,12 +115,12 @@ class Coordinator:
         self._stopping = False  # the machine gets no more events
         # They get each event that may be logged.
         self.observers: list[Callable[[Note], None]] = [self._log, self.totals.note]
-        self._machine: Membership  # decides everything; `start` makes this and the next two
+        self._machine: Membership  # decides everything; `start` makes this and the next three
         self._loop: asyncio.AbstractEventLoop  # the loop of `start`, on which everything runs
         self._alarm: Alarm  # rings when the machine has something due
+        self._changed: asyncio.Event  # set after every event, so that `emptied` looks again
         # Whether the launcher is stopping its ranks: then it expects their loss.
         self.is_run_over = False
-        self._changed = asyncio.Event()  # set after every event, so that `emptied` looks again
 
     @property
     def address(self) -> str:
@@ -145,6 +145,8 @@ class Coordinator:
         self._stopping = False
         self._why_not = NOT_STARTED
         self._alarm = Alarm(self._loop, lambda: self._step(Tick()))
+        self._changed = asyncio.Event()
+        self._clients.begin()
         now = self._loop.time()
         self._machine = Membership(
             wall_offset=time.time() - now,

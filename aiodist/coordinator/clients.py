@@ -51,16 +51,22 @@ class Clients:
         self.token = token
         self.returns = returns
         self._hear = hear
-        # The state file keeps the name over restarts.
-        self.name = secrets.token_hex(16)
-        self.incarnation = 1  # the number of starts with that state file
+        # The state file keeps the name over restarts; `begin` makes these and `_none_left`.
+        self.name: str
+        self.incarnation: int  # the number of starts with that state file
         self.totals = Totals()
         self.sparing = Sparing(logging.getLogger("aiodist.coordinator"))  # warns of strangers
         self._entrance: Entrance  # from `open` on
         self._connections: dict[int, Connection] = {}  # by number; those with a transport
         self._surveys: dict[int, asyncio.Future[Mapping[str, Any]]] = {}  # by number, too
         self._numbers = itertools.count(1)  # for connections and surveys
-        self._none_left = asyncio.Event()  # set if there is no connection
+        self._none_left: asyncio.Event  # set if there is no connection
+
+    def begin(self) -> None:
+        """Take a new name, because what an earlier start knew is gone without a state file."""
+        self.name = secrets.token_hex(16)
+        self.incarnation = 1
+        self._none_left = asyncio.Event()
         self._none_left.set()
 
     async def open(self) -> Address:

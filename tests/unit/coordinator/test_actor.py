@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from pathlib import Path
@@ -14,6 +15,7 @@ import aiodist
 from aiodist.coordinator import actor
 from aiodist.coordinator.actor import Coordinator
 from aiodist.coordinator.state_file import StateFile
+from aiodist.errors import CoordinatorLostError
 from aiodist.membership.records import Stored
 
 
@@ -76,3 +78,35 @@ async def test_a_ttl_is_kept_by_the_clock_as_it_was_set_last(
     with contextlib.closing(StateFile(tmp_path / "copy")) as file:
         [stored] = [record for record in file.saved.records if isinstance(record, Stored)]
     assert stored.expires == pytest.approx(1e9 + 3600.0)
+
+
+async def test_it_has_lost_its_stores_if_it_starts_again() -> None:
+    """A member that believed otherwise would wait in vain for keys that it has set."""
+    coordinator = Coordinator("inproc://started-again")
+    await coordinator.start()
+    async with aiodist.connect(coordinator.address, size=1) as group:
+        await group.store.set("k", b"v")
+        waits = group.store.wait("later")
+        await coordinator.stop()
+        await coordinator.start()
+        with pytest.raises(CoordinatorLostError, match="without its state file"):
+            await waits
+    await coordinator.stop()
+
+
+def test_it_runs_on_one_loop_after_the_other() -> None:
+    coordinator = Coordinator("inproc://two-loops")
+
+    async def until_empty() -> None:
+        async with coordinator:
+            emptied = asyncio.create_task(coordinator.emptied())
+            async with aiodist.connect(coordinator.address, size=1):
+                pass
+            await emptied
+            left = await aiodist.connect(coordinator.address, size=1)
+            # It waits until the last connection has ended.
+            await coordinator.stop()
+            left.abort()
+
+    for _ in range(2):
+        asyncio.run(until_empty())
