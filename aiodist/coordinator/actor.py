@@ -113,6 +113,7 @@ class Coordinator:
         # done, with the error, if the state file cannot be written
         self._failure: asyncio.Future[OSError]
         self._stopping = False  # the machine gets no more events
+        self._ending: asyncio.Task[None] | None = None  # ends all that `start` made
         # They get each event that may be logged.
         self.observers: list[Callable[[Note], None]] = [self._log, self.totals.note]
         self._machine: Membership  # decides everything; `start` makes this and the next three
@@ -140,6 +141,9 @@ class Coordinator:
         """
         if self._address is not None:
             raise RuntimeError(f"the coordinator listens already, on {self._address}")
+        if self._ending is not None and not self._ending.done():
+            raise RuntimeError("the coordinator has not stopped yet: await stop() first")
+        self._ending = None
         self._loop = asyncio.get_running_loop()
         self._failure = self._loop.create_future()
         self._stopping = False
@@ -202,21 +206,23 @@ class Coordinator:
         close.
 
         `gave_up`: tell ranks that wait to join how far their group had come, because the rank that
-        serves this coordinator waits no longer. Idempotent. A second call while the first waits
-        returns at once.
+        serves this coordinator waits no longer. Idempotent. A call without `drain` ends the wait
+        of an earlier one. If you cancel a call after its wait, the coordinator stops all the same.
         """
-        if self._address is None:
-            return
-        if gave_up:
+        if gave_up and self._address is not None:
             self._step(Drain(gave_up=True))
-        if drain > 0 and not self._stopping:
+        if drain > 0 and self._address is not None and not self._stopping:
             self._step(Drain())
             with suppress(TimeoutError):
                 async with asyncio.timeout(drain):
                     await self.emptied()
-        address, self._address = self._address, None
-        if address is None:  # another call was faster
-            return
+        if self._address is not None:  # no other call was faster
+            address, self._address = self._address, None
+            self._ending = self._loop.create_task(self._end(address), name="aiodist stop")
+        if self._ending is not None:
+            await asyncio.shield(self._ending)
+
+    async def _end(self, address: Address) -> None:
         # The order matters, so that every member hears what was decided::
         #
         #     no new connection comes in
@@ -283,7 +289,7 @@ class Coordinator:
 
     def end_in_child(self) -> None:
         """After a fork: let the child's copy do nothing, because groups belong to the parent."""
-        self._address = None
+        self._address = self._ending = None
         self._why_not = "the coordinator was inherited over a fork; start one in the child instead"
         self._stopping = True
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 import aiodist
-from aiodist.coordinator import actor
+from aiodist.coordinator import actor, state_file
 from aiodist.coordinator.actor import Coordinator
 from aiodist.coordinator.state_file import StateFile
 from aiodist.errors import CoordinatorLostError
@@ -110,3 +111,32 @@ def test_it_runs_on_one_loop_after_the_other() -> None:
 
     for _ in range(2):
         asyncio.run(until_empty())
+
+
+async def test_a_cancelled_stop_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else nothing could finish it, and the state file would stay locked."""
+    writes, may_write = threading.Event(), threading.Event()
+    sync_data = state_file._sync_data
+
+    def held(fd: int) -> None:
+        writes.set()
+        may_write.wait()
+        sync_data(fd)
+
+    async with Coordinator("inproc://stop-cancelled", state=tmp_path / "state") as coordinator:
+        group = await aiodist.connect(coordinator.address, size=1)
+        monkeypatch.setattr(state_file, "_sync_data", held)
+        write = group.store.set("k", b"v")
+        await asyncio.to_thread(writes.wait)
+        stop = asyncio.create_task(coordinator.stop())
+        await asyncio.sleep(0)
+        stop.cancel()
+        await asyncio.wait({stop})
+        with pytest.raises(RuntimeError, match="has not stopped yet"):
+            await coordinator.start()
+        may_write.set()
+        await coordinator.stop()
+        await write
+        group.abort()
+        with contextlib.closing(StateFile(tmp_path / "state")):
+            pass
