@@ -121,6 +121,7 @@ class Seating:
         rank = group.place_of(member_id)
         if rank is None:
             return False
+        self.books.share(group, joiner.ask.store)
         self.take_seat(group, joiner.conn, rank, joiner.ask.lease)
         self.give_view(group, joiner.conn, joiner.request)
         self.judge_joiners(group)

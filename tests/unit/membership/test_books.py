@@ -111,6 +111,17 @@ def test_a_coordinator_that_comes_back_has_it_empty_and_in_common(world, durable
     assert back.say(2, StoreGet("k")) == Result(b"after")
 
 
+def test_a_join_that_was_written_down_and_not_answered_is_for_the_store_in_common(world):
+    first = type(world)(keep=True)
+    join(first, 1)
+    back = type(world)(keep=True)
+    back.machine.restore(decode_records(first.kept), 0.0)
+    for conn in (1, 2):
+        assert isinstance(join(back, conn), EpochView)
+    back.say(2, StoreSet("k", b"v"))
+    assert back.say(1, StoreGet("k")) == Result(b"v")
+
+
 def ask(conn):
     return JoinRequest(group=f"g{conn}", id=f"id-{conn}", pid=conn, size=1, store="channel")
 
