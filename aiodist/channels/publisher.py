@@ -341,8 +341,7 @@ class Publisher:
         holding = self._lent.get(version)
         if holding is None:
             return
-        if self._participant.stock.holdings.get(version) is holding:
-            del self._participant.stock.holdings[version]
+        self._participant.stock.drop(holding)
         holding.recall()
         await holding.gone.wait()
         self._lent.pop(version, None)
@@ -395,7 +394,9 @@ class Publisher:
             )
         except BaseException:
             # It is unknown whether the coordinator has it, so make sure that it is not found here.
-            participant.stock.holdings.pop(release.version).retire()
+            # It may be gone from here already, if it was taken back or this publisher is closed.
+            participant.stock.drop(holding)
+            holding.retire()
             await self.take_back(release.version)
             raise
         if is_again:

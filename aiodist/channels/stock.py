@@ -36,6 +36,11 @@ class Stock:
     def _all(self) -> list[Holding | Lot]:
         return [*self.holdings.values(), *self.lots.values()]
 
+    def drop(self, holding: Holding) -> None:
+        """Do not hold a version any more, unless another one of that number is here now."""
+        if self.holdings.get(holding.version) is holding:
+            del self.holdings[holding.version]
+
     def close(self) -> None:
         for one in self._all():
             one.retire()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from channel_stage import ChannelStage
+from channel_stage import PATIENCE, ChannelStage, next_sign_of_life
 from standin import StandinDevice
 
 import aiodist
@@ -207,3 +207,36 @@ def test_dtensors_are_the_parts_that_their_placements_give(run):
                 assert torch.equal(wanted.to_local(), torch.cat([rest, own])[:, 2:])
 
     run(main())
+
+
+@pytest.mark.parametrize("way", ["timeout", "cancel", "close"])
+def test_what_cannot_be_published_is_taken_back_meanwhile(way):
+    """The call fails for its own reason, and not because the version is gone from here already."""
+    stage = ChannelStage(1)
+    errors = {
+        "timeout": aiodist.CollectiveTimeoutError,
+        "cancel": asyncio.CancelledError,
+        "close": aiodist.GroupClosedError,
+    }
+
+    async def main():
+        async with stage.publisher() as out:
+            params = tree(1)
+            await next_sign_of_life(out._participant)  # then it publishes without asking before
+            stage.sim.restart_coordinator(4 * PATIENCE)
+            timeout = PATIENCE if way == "timeout" else None
+            publishing = asyncio.ensure_future(
+                out.publish(params, version=1, lend=True, timeout=timeout)
+            )
+            await asyncio.sleep(PATIENCE / 4)
+            assert 1 in out._participant.stock.holdings
+            if way == "close":
+                await out.__aexit__(None, None, None)
+            else:
+                await out.take_back(1)
+            if way == "cancel":
+                publishing.cancel()
+            with pytest.raises(errors[way]):
+                await publishing
+
+    stage.play({0: main()})
