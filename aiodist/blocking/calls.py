@@ -7,9 +7,10 @@ thread has to be woken.
 
 **Why an interrupt is safe.** Ctrl-C raises KeyboardInterrupt in the main thread, at any line. A
 program that catches it may reuse its arrays. So we first withdraw the operation on the loop,
-between two callbacks, and only then raise. The other ranks see a cancelled Work. A second Ctrl-C
-does not wait for that. If the interrupted thread was doing the loop's work, nothing is known about
-the state of the loop, so all of its groups are aborted (see `aiodist.threads.loop`).
+between two callbacks, and only then raise. The other ranks see a cancelled Work. If it has just
+made a group, we leave that group, because the program has no handle of it. A second Ctrl-C does not
+wait for that. If the interrupted thread was doing the loop's work, nothing is known about the state
+of the loop, so all of its groups are aborted (see `aiodist.threads.loop`).
 
 **No message is lost.** If a message has come for an interrupted receive, it goes back to its queue.
 If it cannot, all groups are aborted. `BlockingWork.wait` makes no call after it has begun to hand
@@ -40,6 +41,9 @@ R = TypeVar("R")
 
 LONGEST = threading.TIMEOUT_MAX
 """Seconds of a wait without a deadline."""
+
+_MAKERS = frozenset({"subgroup", "split", "dup", "expose", "shrink", "rendezvous"})
+"""Operations that make a group, or a window, which has one."""
 
 
 class Home:
@@ -366,7 +370,7 @@ class BlockingWork(Generic[T]):
 
         def undo() -> None:
             try:
-                if not self._undo():
+                if not self._undo(error):
                     self._home.upset(error)
             except Exception:  # an interrupt has left it half done
                 self._home.upset(error)
@@ -376,13 +380,18 @@ class BlockingWork(Generic[T]):
         except (GroupClosedError, RuntimeError):
             return  # there is no such loop any more, so nothing goes on there
 
-    def _undo(self) -> bool:
-        """On the loop: withdraw the operation, or give its message back. False: a message is
-        lost."""
+    def _undo(self, error: BaseException) -> bool:
+        """On the loop: withdraw the operation, give its message back, or leave the group that it
+        has made. False: a message is lost."""
         work = self._work
         if work is None or work.cancel() or work.cancelled() or self._outcome.is_taken:
             return True
-        if not isinstance(work, Work) or work.op not in RECEIVES or work.error is not None:
+        if not isinstance(work, Work) or work.error is not None:
+            return True
+        if work.op in _MAKERS and (made := work.result()) is not None:
+            # Nothing else has it, so nothing else can end it.
+            (made._abort if work.op == "expose" else made.abort)(in_words(error))
+        if work.op not in RECEIVES:
             return True
         self._outcome.fail(asyncio.CancelledError())
         if getattr(work, "take_back", None) is None:

@@ -130,6 +130,37 @@ def test_the_others_hear_of_an_interrupt(pair: Pair, monkeypatch: pytest.MonkeyP
         two.barrier()
 
 
+@pytest.mark.parametrize("op", ["subgroup", "split", "dup", "expose", "shrink", "rendezvous"])
+def test_an_interrupt_leaves_the_group_that_was_made(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, op: str
+) -> None:
+    """The program has no handle of it, and the others would wait for this rank in it."""
+    one, two = pair
+    given: tuple[Any, ...] = {"subgroup": ([0, 1],), "split": (0,)}.get(op, ())
+    with ThreadPoolExecutor(1) as thread:
+        theirs = thread.submit(getattr(two, op), *given)
+        home, submit = one._home, one._home.submit
+
+        def submit_and_wait(call: Callable[[], None], until: Any) -> None:
+            monkeypatch.undo()
+            submit(call, until)
+            home.wait(until.__self__.wait, home.disorders)
+            signal.raise_signal(signal.SIGINT)
+
+        monkeypatch.setattr(home, "submit", submit_and_wait)
+        with pytest.raises(KeyboardInterrupt):
+            getattr(one, op)(*given)
+        made = theirs.result()
+        with pytest.raises(aiodist.PeerLostError, match="KeyboardInterrupt"):
+            made.fence(timeout=2) if op == "expose" else made.barrier(timeout=2)
+        if op in ("shrink", "rendezvous"):
+            made.close()
+        else:
+            theirs = thread.submit(two.barrier)
+            one.barrier()
+            theirs.result()
+
+
 def test_a_running_loop_is_not_stopped(pair: Pair) -> None:
     async def main() -> None:
         with pytest.raises(RuntimeError, match="would stop the event loop"):
