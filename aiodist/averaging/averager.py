@@ -262,6 +262,8 @@ class Averager:
             QuorumLostError: there were fewer members than the quorum until `timeout`.
             CollectiveTimeoutError: no round closed until `timeout`; `missing` names the members
                 that have not contributed meanwhile.
+            Exception: what `codec` raised, if it is one of yours. The others go on without this
+                call.
 
         For example::
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -13,10 +14,12 @@ from aiodist.averaging.transfer import PartResiduals, Transfer
 from aiodist.averaging.values import TreeForm
 from aiodist.buffers.arrays import Flat
 from aiodist.codecs.base import Codec
-from aiodist.errors import AiodistError, MismatchError, StaleError
+from aiodist.errors import MismatchError, StaleError, in_words
 from aiodist.group import Group
 from aiodist.wire import averaging as wire
 from aiodist.wire.messages import MemberInfo, Message
+
+log = logging.getLogger("aiodist.averaging")
 
 REPORT_SECONDS = 0.02
 """Seconds in which reports of what has come are collected; the last one goes at once."""
@@ -229,7 +232,7 @@ class MemberPart:
         self.ready.appendleft(replace(settled, late=True))
         self.reached = settled.before
 
-    def fail(self, error: AiodistError) -> None:
+    def fail(self, error: Exception) -> None:
         """The call fails."""
         call, self.call = self.call, None
         if call is not None:
@@ -272,7 +275,10 @@ class MemberPart:
             running = self.running = self._started(decision, call)
             self.begun[decision.round] = (call.number, decision.parent)
         running.decision = decision
-        running.transfer.begin(decision.attempt - decision.begun, decision.remaining)
+        try:
+            running.transfer.begin(decision.attempt - decision.begun, decision.remaining)
+        except Exception as error:
+            self._on_failed(error)
 
     def _started(self, decision: wire.AverageDecision, call: AverageCall) -> RunningRound:
         words = ("round", self.name, decision.round, decision.begun)
@@ -290,8 +296,28 @@ class MemberPart:
             residuals=self.residuals,
             sums=self.settings.sums,
             report=self._on_report,
+            failed=self._on_failed,
         )
         return RunningRound(decision, group, transfer)
+
+    def _on_failed(self, error: Exception) -> None:
+        """The codec has raised an error. The call fails, and the others go on without it."""
+        running = self.running
+        assert running is not None
+        self.stop()
+        decision = running.decision
+        self.begun.pop(decision.round, None)
+        call = self.offers.pop(self._call_in(decision), None)
+        if call is not None and call is self.call:
+            self.fail(error)
+        else:  # no task waits for it
+            log.error("a call that was given up has failed: %s", in_words(error), exc_info=error)
+        self.ways.say(wire.AverageLacks(self.name, decision.round, decision.attempt))
+
+    def _call_in(self, decision: wire.AverageDecision) -> int:
+        """The number of this member's call that is in a round."""
+        ids = [info.id for info in decision.members]
+        return decision.calls[ids.index(self.ways.id)]
 
     def _on_report(self, contributions: tuple[int, ...], means: tuple[int, ...]) -> None:
         running = self.running
@@ -327,8 +353,7 @@ class MemberPart:
         if self.residuals is not None:
             self.residuals = running.transfer.lost()
         self._close(running)
-        ids = [info.id for info in running.decision.members]
-        number = running.decision.calls[ids.index(self.ways.id)]
+        number = self._call_in(running.decision)
         self._counted(number)
         self.take(outcome, results, number)
 
@@ -432,8 +457,7 @@ class MemberPart:
         running = self.running
         moving: set[int] = set()
         if running is not None:
-            ids = [info.id for info in running.decision.members]
-            moving.add(running.decision.calls[ids.index(self.ways.id)])
+            moving.add(self._call_in(running.decision))
             self._report(running)
         for call in list(self.offers.values()):
             if call is self.call and call.number not in moving:

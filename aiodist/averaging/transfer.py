@@ -100,7 +100,7 @@ class Transfer:
     """One round on one member. `group`: of all members of the first decision, in their order.
     `weights`: theirs. `vectors`: this member's contribution; `names`: their dtypes. `report` is
     called when more is here: with the members whose contributions are here, and those whose means
-    are."""
+    are. `failed` is called with an error of the codec. Errors within `begin` are raised there."""
 
     def __init__(
         self,
@@ -113,6 +113,7 @@ class Transfer:
         residuals: PartResiduals | None,
         sums: bool,
         report: Callable[[tuple[int, ...], tuple[int, ...]], None],
+        failed: Callable[[Exception], None],
     ) -> None:
         self._group = group
         self._me = group.rank
@@ -122,6 +123,7 @@ class Transfer:
         self._codec = codec
         self._sums = sums
         self._report = report
+        self._failed = failed
         self._sources = [one for one, weight in enumerate(weights) if weight > 0]
         self._chunks = chunks(names, [one.size for one in vectors], len(self._sources))
         self._sent: set[tuple[int, int]] = set()  # (chunk, member) of contributions
@@ -276,7 +278,10 @@ class Transfer:
             # The coordinator sees which members are gone and what is missing, and decides.
             log.debug("a round waits for a member: %s", in_words(error))
         elif came is not None and not self._closed and self._group._context.ended is None:
-            came(work.result())
+            try:
+                came(work.result())
+            except Exception as broken:
+                self._failed(broken)
 
     # What has come.
 

@@ -179,9 +179,18 @@ class ControlSocket:
         try:
             for frame in self._decoder.feed(data):
                 if self._is_open:
-                    self.on_frame(frame)
+                    self._handle(frame)
         except ProtocolError as error:
             self._fail(error)
+
+    def _handle(self, frame: Frame) -> None:
+        try:
+            self.on_frame(frame)
+        except ProtocolError:
+            raise
+        except Exception as error:  # a bug, but callers wait for the frames behind it
+            said = {"message": "a message of the coordinator was not handled", "exception": error}
+            self._loop.call_exception_handler(said)
 
     def _fail(self, error: Exception) -> None:
         if self._is_open:

@@ -131,6 +131,37 @@ class Unwritable:
         out[:] = data.view(np.float32) * (not data.flags.writeable)
 
 
+class Failing(Unwritable):
+    """A codec of which one call of `decode` raises an error."""
+
+    def __init__(self, number: int) -> None:
+        self.left = number
+
+    def decode(self, data: Any, out: Any) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise OSError("the codec broke")
+        super().decode(data, out)
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_an_error_of_a_codec_fails_its_call_and_no_other(run: Any, number: int) -> None:
+    """The first one is raised as a round begins, the second one when data has come."""
+
+    async def main() -> None:
+        codecs = {0: {"codec": Failing(number)}, 1: {"codec": Failing(0)}}
+        async with members(2, each=codecs) as (first, second):
+            fails, waits = (one.average(np.ones(9, np.float32)) for one in (first, second))
+            with pytest.raises(OSError, match="the codec broke"):
+                await fails
+            again = first.average(np.ones(9, np.float32))
+            for one in await asyncio.gather(again, waits):
+                assert one.round == 1
+                assert one.contributors == ("m0", "m1")
+
+    run(main())
+
+
 def test_codecs_get_read_only_arrays(run: Any) -> None:
     async def main() -> None:
         async with members(2, codec=Unwritable()) as avgs:

@@ -264,6 +264,29 @@ def test_a_decision_about_a_call_of_which_nothing_is_left(run):
     run(main())
 
 
+def test_an_error_of_the_codec_does_not_fail_a_later_call(run, monkeypatch):
+    """The call in the round was given up. The later one is for the coordinator's next answer."""
+
+    def broken(attempt: int, remaining: object) -> None:
+        raise OSError("the codec broke")
+
+    transfer = SimpleNamespace(begin=broken, close=lambda: None)
+    monkeypatch.setattr(parts, "Transfer", lambda *values, **options: transfer)
+
+    async def main():
+        part = part_that_carries()
+        ways: Any = part.ways
+        part.give_up(call_of(part, 1))
+        later = call_of(part, 2)
+        part.decided(decision(1, 1))
+        assert ways.said[-1] == AverageLacks("", 1, 1)
+        assert part.running is None
+        assert list(part.offers.values()) == [later]
+        assert not later.done.done()
+
+    run(main())
+
+
 def test_a_call_that_was_given_up_is_not_carried_over_but_what_it_included_is(run):
     """The program has given it up, and sees in the result of its round that it does not count."""
 

@@ -52,6 +52,7 @@ class Reducer:
             residuals=None,
             sums=False,
             report=lambda contributions, means: self.said.append((contributions, means)),
+            failed=lambda error: None,
         )
 
     def owned_by(self, member: int) -> list[int]:

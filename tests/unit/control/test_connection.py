@@ -116,3 +116,24 @@ async def test_what_was_abandoned_is_closed_for_all_threads() -> None:
         assert not control.send_from_thread(encode_message(Renew()))
         assert theirs.recv(1) == b""
     assert not control.is_open
+
+
+async def test_a_frame_whose_handler_fails_does_not_take_the_others_along() -> None:
+    heard: list[Message] = []
+    reported = asyncio.get_running_loop().create_future()
+    asyncio.get_running_loop().set_exception_handler(
+        lambda loop, context: reported.set_result(context["exception"])
+    )
+
+    def on_frame(frame: Frame) -> None:
+        heard.append(decode_message(frame)[1])
+        if len(heard) == 1:
+            raise LookupError("a bug")
+
+    ours, theirs = socket.socketpair()
+    control = ControlSocket(ours, on_frame, lambda error: None)
+    theirs.send(2 * encode_message(Renew()))
+    assert str(await reported) == "a bug"
+    assert heard == [Renew(), Renew()]
+    control.close()
+    theirs.close()
