@@ -284,14 +284,17 @@ class MemberPart:
         words = ("round", self.name, decision.round, decision.begun)
         group = self.ways.meet(decision.members, *words)
         codec = self.settings.codec
-        if codec is not None and codec.error_feedback and self.residuals is None:
+        form = call.form
+        # Before a round is recorded, a part may take another form.
+        is_fit = self.residuals is not None and self.residuals.form == form.digest
+        if codec is not None and codec.error_feedback and not is_fit:
             sizes = [one.size for one in call.vectors]
-            self.residuals = PartResiduals.none(call.form.names, sizes)
+            self.residuals = PartResiduals.none(form.digest, form.names, sizes)
         transfer = Transfer(
             group,
             decision.weights,
             call.vectors,
-            call.form.names,
+            form.names,
             codec=codec,
             residuals=self.residuals,
             sums=self.settings.sums,

@@ -72,13 +72,14 @@ def chunks(names: Sequence[str], sizes: Sequence[int], sources: int) -> list[Chu
 @dataclass(slots=True)
 class PartResiduals:
     """What codings of one part have lost so far, by vector: of contributions, and of the means that
-    this member has reduced."""
+    this member has reduced. `form`: the digest of the form of these vectors."""
 
+    form: bytes
     contributions: list[NDArray[np.float32] | None]
     means: list[NDArray[np.float32] | None]
 
     @staticmethod
-    def none(names: Sequence[str], sizes: Sequence[int]) -> PartResiduals:
+    def none(form: bytes, names: Sequence[str], sizes: Sequence[int]) -> PartResiduals:
         """Nothing was lost yet."""
 
         def zeros() -> list[NDArray[np.float32] | None]:
@@ -87,10 +88,11 @@ class PartResiduals:
                 for name, size in zip(names, sizes, strict=True)
             ]
 
-        return PartResiduals(zeros(), zeros())
+        return PartResiduals(form, zeros(), zeros())
 
     def copy(self) -> PartResiduals:
         return PartResiduals(
+            self.form,
             [None if one is None else one.copy() for one in self.contributions],
             [None if one is None else one.copy() for one in self.means],
         )

@@ -9,6 +9,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+import aiodist
 from aiodist.averaging import parts
 from aiodist.averaging.parts import AverageCall, AverageSettings, MemberPart, RunningRound
 from aiodist.wire.averaging import AverageLacks, AverageRefused, AverageWithdrawn, Outcome, Reached
@@ -260,6 +261,32 @@ def test_a_decision_about_a_call_of_which_nothing_is_left(run):
         part.take(outcome(1, "other"), [], None)
         part.decided(decision(1, 1))  # of a coordinator that does not know of that result yet
         assert ways.said == [offered]
+
+    run(main())
+
+
+def test_what_codings_have_lost_is_of_one_form(run, monkeypatch):
+    """The first round opens again, and its member gives up. The part may take another form then."""
+    transfer = SimpleNamespace(begin=lambda attempt, remaining: None, close=lambda: None)
+    monkeypatch.setattr(parts, "Transfer", lambda *values, **options: transfer)
+
+    async def main():
+        part = part_that_carries()
+        part.settings.codec = aiodist.codecs.int8(error_feedback=True)
+        sizes: list[int] = []
+        for number, form in enumerate([b"one", b"one", b"other"], 1):
+            call = call_of(part, number)
+            call.form.digest = form
+            call.vectors = [np.zeros(number, np.float32)]
+            said = decision(1, number)
+            said.calls = (number, 1)
+            part.decided(said)
+            assert part.residuals is not None
+            assert part.residuals.contributions[0] is not None
+            sizes.append(part.residuals.contributions[0].size)
+            part.reopened(1)
+            await withdrawn(part, call)
+        assert sizes == [1, 1, 3]  # the second one goes on with what was lost before
 
     run(main())
 
