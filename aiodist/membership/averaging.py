@@ -42,6 +42,7 @@ from aiodist.membership.rounds import Outcome as Decision
 from aiodist.membership.seating import Seating
 from aiodist.membership.silence import OVERDUE
 from aiodist.wire.averaging import (
+    AverageDecision,
     AverageDone,
     AverageElect,
     AverageElected,
@@ -438,6 +439,11 @@ class Averaging:
             group = room.any_group
             for name, rounds in room.parts.items():
                 attempts = rounds.part.attempts
+                if rounds.has_form and rounds.outcomes:
+                    # Only decisions have the form. The record of that round follows.
+                    first = rounds.outcomes[min(rounds.outcomes)][0]
+                    said = (name, first.round, first.parent, attempts, attempts, (), (), (), ())
+                    yield AveragerDecided(*group, rounds.form, rounds.text, AverageDecision(*said))
                 for _, (outcome, holders) in sorted(rounds.outcomes.items()):
                     yield AveragerRecorded(*group, outcome, tuple(holders), attempts)
                 if attempts and not rounds.outcomes:

@@ -106,16 +106,18 @@ def test_a_wrong_first_call_that_is_over_is_forgotten(members: Members) -> None:
     assert isinstance(members.told(2)[0], a.AverageDone)
 
 
-@pytest.mark.parametrize("restart", [False, True])
-def test_the_form_of_a_recorded_round_stays(members: Members, *, restart: bool) -> None:
+@pytest.mark.parametrize("restarts", [0, 1, 2])
+def test_the_form_of_a_recorded_round_stays(members: Members, restarts: int) -> None:
     members.enter(1, 2)
     members.hold(members.close(1, 2), 1, 2)
-    if restart:
+    for _ in range(restarts):
         restarted(members, file=True)
+    if restarts:
         back(members, 1)
     members.told(1)
     [refused] = members.offer(1, call=2, after=1, form=b"g", text="float32[4]")
     assert isinstance(refused, a.AverageRefused)
+    assert "float32[3], but this member gives float32[4]" in refused.text
 
 
 def test_a_part_that_the_member_does_not_take_part_in_is_refused(members: Members) -> None:
