@@ -327,6 +327,7 @@ class Averager:
                 timer.cancel()
         if settled is None:
             raise await self._too_late(found, call, seconds)
+        found.taken()
         outcome = settled.outcome
         return Averaged(
             form.tree(settled.vectors),

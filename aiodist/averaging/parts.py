@@ -115,7 +115,8 @@ class MemberPart:
     """`reached`: the last result that a call had; None: there was none. `begun`: the rounds after
     it that were decided with a call of this member, the number of that call, and the digest of the
     round before. `call`: the one that waits. `offers`: calls whose contributions may count, by
-    number. `ids`: those that this member has had. `results`: the last rounds, by number, for
+    number. `ids`: those that this member has had. `is_owed`: the task of a call has not taken its
+    result yet, and may turn out to be cancelled. `results`: the last rounds, by number, for
     members that ask for them. `carried`: contributions that are in no result, for later calls."""
 
     name: str
@@ -130,6 +131,7 @@ class MemberPart:
     results: dict[int, tuple[wire.Outcome, list[Flat]]] = field(default_factory=dict)
     carried: list[list[Flat]] = field(default_factory=list)
     ready: deque[SettledCall] = field(default_factory=deque)  # results that no call has had yet
+    is_owed: bool = False
     residuals: PartResiduals | None = None
 
     # Calls.
@@ -137,6 +139,8 @@ class MemberPart:
     def begin(self, call: AverageCall) -> None:
         """A call has been made."""
         self.call = call
+        if self.is_owed:
+            return  # until the earlier call takes its result, or gives it back for this one
         if self.ready:
             settled = self.ready.popleft()
             self._drop(call)
@@ -226,11 +230,19 @@ class MemberPart:
         assert call is not None
         call.done.set_result(replace(settled, before=self.reached))
         self.reached = settled.outcome.reached
+        self.is_owed = True
+
+    def taken(self) -> None:
+        """A call has its result, so the next one may begin."""
+        self.is_owed = False
+        if self.call is not None and not self.call.done.done():
+            self.begin(self.call)
 
     def give_back(self, settled: SettledCall) -> None:
         """A call was cancelled when its result was there already: the next one gets it."""
         self.ready.appendleft(replace(settled, late=True))
         self.reached = settled.before
+        self.taken()
 
     def fail(self, error: Exception) -> None:
         """The call fails."""

@@ -41,6 +41,7 @@ def part_that_carries() -> MemberPart:
 
 def call_of(part: MemberPart, number: int) -> AverageCall:
     form: Any = SimpleNamespace(digest=b"", text="", names=["float32"])
+    part.taken()
     included = part.left_over()
     done = asyncio.get_running_loop().create_future()
     call = AverageCall(number, form, [np.full(1, number, np.float32)], 1.0, done, included)
@@ -261,6 +262,39 @@ def test_a_decision_about_a_call_of_which_nothing_is_left(run):
         part.take(outcome(1, "other"), [], None)
         part.decided(decision(1, 1))  # of a coordinator that does not know of that result yet
         assert ways.said == [offered]
+
+    run(main())
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_a_call_waits_until_the_one_before_has_taken_its_result(run, cancelled):
+    """That one may have been cancelled in the same turn of the loop. Its result is due first."""
+
+    async def main():
+        part = part_that_carries()
+        ways: Any = part.ways
+        first = call_of(part, 1)
+        part.take(outcome(1, "me", "other"), [], 1)
+        ways.said.clear()
+        form: Any = SimpleNamespace(digest=b"", text="", names=["float32"])
+        done = asyncio.get_running_loop().create_future()
+        second = AverageCall(2, form, [np.full(1, 2, np.float32)], 1.0, done)
+        part.begin(second)
+        assert ways.said == []
+        settled = first.done.result()
+        assert settled is not None
+        if cancelled:
+            part.give_back(settled)
+            found = second.done.result()
+            assert found is not None
+            assert found.late
+            assert found.outcome == settled.outcome
+            assert ways.said == []
+            assert part.left_over() == [second.vectors]
+        else:
+            part.taken()
+            assert [offer.after for offer in ways.said] == [Reached(1, digest(1))]
+        assert part.reached == Reached(1, digest(1))
 
     run(main())
 
