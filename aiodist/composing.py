@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from aiodist.errors import AiodistError, GroupClosedError, GroupRevokedError, in_words
+from aiodist.transports.surroundings import running_loop
 from aiodist.work import Unseen, Work
 
 T = TypeVar("T")
@@ -217,3 +219,15 @@ def failure_of(task: asyncio.Task[Any], owner: str) -> AiodistError | None:
     said = {"message": f"{task.get_name()} failed", "exception": error}
     task.get_loop().call_exception_handler(said)
     return GroupClosedError(f"{owner} failed here: {in_words(error)}")
+
+
+def check_home(what: str, pid: int, loop: asyncio.AbstractEventLoop) -> None:
+    """Raise GroupClosedError in a forked child of the process that entered `what`, and RuntimeError
+    in another event loop or thread."""
+    if os.getpid() != pid:
+        raise GroupClosedError(f"{what} was inherited over a fork: enter it in the child instead")
+    if running_loop() is not loop:
+        raise RuntimeError(
+            f"{what} belongs to the event loop that entered it; each asyncio.run makes a new one: "
+            "enter it in this loop, or call from the other one by asyncio.run_coroutine_threadsafe"
+        )

@@ -203,7 +203,7 @@ class Averager:
     def name(self) -> str:
         """The name of this member, as `contributors` shows it. Raises RuntimeError before the
         entrance."""
-        self._check_entered()
+        self._connection.check_entered()
         return self._connection.info.name
 
     @property
@@ -274,6 +274,7 @@ class Averager:
         weight = checked_weight(weight)
         timeouts.check_timeout(timeout)
         seconds = self._op_timeout if timeout is None else timeout
+        self._connection.check()
         found = self._parts.get(part)
         if found is None:
             known = ", ".join(map(repr, self._parts))
@@ -287,7 +288,6 @@ class Averager:
             raise RuntimeError(
                 f"another call for part {part!r} is under way: await it first, or use other parts"
             )
-        self._check()
         form = TreeForm(tree, coded=self._settings.codec is not None)
         vectors = form.copy()
         if not self._allow_nonfinite and not all_finite(vectors, form.names):
@@ -404,7 +404,7 @@ class Averager:
             async with aiodist.averager("outer", address=group.address) as avg:
                 await avg.publish_state({"w": np.ones(3)})
         """
-        self._check()
+        self._connection.check()
         kept = self._reached
         reached = tuple(kept.values())
         if callable(tree):
@@ -417,7 +417,7 @@ class Averager:
             self._kept = Kept(copy_of(tree), kept) if elected else None
         except (TimeoutError, CoordinatorLostError, GroupClosedError):
             # The coordinator is away, or this member joins again. Training goes on meanwhile.
-            self._check()
+            self._connection.check()
             return False
         finally:
             # Also if this call ends without an answer: this member may be elected then, and others
@@ -442,7 +442,7 @@ class Averager:
         """
         timeouts.check_timeout(timeout)
         seconds = self._op_timeout if timeout is None else timeout
-        self._check()
+        self._connection.check()
         if any(part.call is not None for part in self._parts.values()):
             raise RuntimeError("a call of `average` is under way: await it before `state`")
         if self._kept is not None:
@@ -475,18 +475,6 @@ class Averager:
         return AveragerState(found.tree, found.rounds)
 
     # What the coordinator tells.
-
-    def _check(self) -> None:
-        if self._connection.error is not None:
-            raise self._connection.error
-        self._check_entered()
-
-    def _check_entered(self) -> None:
-        if not self._connection.has_joined:
-            raise RuntimeError(
-                "this member has not entered the averager: use it within `async with"
-                " aiodist.averager(…) as avg:`"
-            )
 
     def _enter(self) -> wire.AverageEnter:
         self._ids.add(self._connection.id)

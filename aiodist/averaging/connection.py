@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from aiodist import environment, timeouts
-from aiodist.composing import failure_of
+from aiodist.composing import check_home, failure_of
 from aiodist.control.averaging import enter
 from aiodist.control.events import ControlEvent, CoordinatorBack, CoordinatorGone
 from aiodist.errors import (
@@ -209,6 +209,22 @@ class MemberConnection:
             except JoinTimeoutError as error:  # the coordinator may be away for long
                 log.warning("averager %r: not back yet, tries again: %s", self.averager, error)
         await self._enter()
+
+    def check(self) -> None:
+        """Raise the error of this member, if it takes part no more. Raises GroupClosedError in a
+        forked child, and RuntimeError in another event loop or thread, and before the entrance."""
+        if self.error is not None:
+            raise self.error
+        self.check_entered()
+        check_home(f"the averager {self.averager!r}", self._pid, self._loop)
+
+    def check_entered(self) -> None:
+        """Raise RuntimeError before the entrance."""
+        if not self.has_joined:
+            raise RuntimeError(
+                "this member has not entered the averager: use it within `async with"
+                " aiodist.averager(…) as avg:`"
+            )
 
     @property
     def has_joined(self) -> bool:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Coroutine
 from typing import Any, Self, TypeVar
 
-from aiodist.composing import failure_of
+from aiodist.composing import check_home, failure_of
 from aiodist.errors import AiodistError, GroupClosedError
 
 T = TypeVar("T")
@@ -20,7 +21,7 @@ class ChannelTasks:
 
     def __init__(self, channel: str) -> None:
         self._channel = channel
-        self._has_begun = False
+        self._home: tuple[int, asyncio.AbstractEventLoop] | None = None  # None: it has not begun
         self._failure: AiodistError | None = None
         # A dictionary, because its order is that in which tasks were added. A set has another order
         # in each process, and simulated programs would not repeat exactly.
@@ -29,7 +30,7 @@ class ChannelTasks:
 
     def begin(self) -> None:
         """Note that the participant takes part from now on."""
-        self._has_begun = True
+        self._home = os.getpid(), asyncio.get_running_loop()
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         """Start a task that ends with this participant. If it fails, so does the participant."""
@@ -71,12 +72,13 @@ class ChannelTasks:
                     one.cancel()
 
     def check(self) -> None:
-        """Raise the error of this participant, if it has failed. Raises RuntimeError if it has not
-        begun."""
-        if not self._has_begun:
+        """Raise the error of this participant, if it has failed. Raises GroupClosedError in a
+        forked child, and RuntimeError in another event loop or thread, and if it has not begun."""
+        if self._home is None:
             raise RuntimeError(f"enter the channel {self._channel!r} by `async with` first")
         if self._failure is not None:
             raise self._failure
+        check_home(f"the channel {self._channel!r}", *self._home)
 
     def fail(self, error: AiodistError) -> None:
         """Let the participant fail, unless it has failed before."""

@@ -547,3 +547,22 @@ def test_a_survey_says_what_a_codec_has_saved(run: Any) -> None:
                     assert one["said"]["sent"] + one["said"]["saved"] >= x.nbytes
 
     run(main())
+
+
+def test_calls_from_another_event_loop_are_refused(run: Any) -> None:
+    async def main() -> None:
+        async with members(1) as (avg,):
+
+            async def called() -> None:
+                for call in (
+                    lambda: avg.average(np.ones(3), timeout=1.0),
+                    lambda: avg.state(timeout=1.0),
+                    lambda: avg.publish_state(1.0),
+                ):
+                    with pytest.raises(RuntimeError, match="'outer' belongs to the event loop"):
+                        await call()
+
+            await asyncio.to_thread(asyncio.run, called())
+            assert (await avg.average(np.ones(3))).round == 1
+
+    run(main())

@@ -19,15 +19,20 @@ from aiodist.errors import GroupRevokedError
 
 def in_child(group, call: str = "barrier") -> str:
     """What a forked child says about its copy of `group`, of which it makes this call."""
+    return raised_in_child(getattr(group, call), lambda: f" closed={group.closed}")
+
+
+def raised_in_child(call: Callable[[], object], more: Callable[[], str] = str) -> str:
+    """The error that a call raises in a forked child, and `more`."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
             try:
-                getattr(group, call)()
+                call()
                 said = "no error"
             except (RuntimeError, aiodist.GroupClosedError) as error:
-                said = f"{type(error).__name__} closed={group.closed}"
+                said = f"{type(error).__name__}{more()}"
             os.write(writing, said.encode())
         finally:
             os._exit(0)
@@ -138,6 +143,20 @@ async def entered(what: str, address: str) -> AsyncIterator[Call]:
                 elif what == "closed group":
                     await group.close()
                 yield group.close if group.closed else group.barrier
+
+
+@pytest.mark.parametrize("what", ["publisher", "subscriber", "averager"])
+def test_a_call_in_a_child_raises(run, what):
+    async def main():
+        async with aiodist.Coordinator() as one, entered(what, one.address) as call:
+
+            async def called() -> None:
+                await asyncio.wait_for(call(), 20)
+
+            assert raised_in_child(lambda: asyncio.run(called())) == "GroupClosedError"
+            await call()
+
+    run(main())
 
 
 class Planted(GroupRevokedError):

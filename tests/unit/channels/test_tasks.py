@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from aiodist.channels.tasks import OneBeside
+from aiodist.channels.tasks import ChannelTasks, OneBeside
 
 
 async def test_jobs_run_one_after_the_other_beside_the_caller() -> None:
@@ -74,3 +74,13 @@ async def test_a_job_has_ended_when_the_caller_has_failed(cancels: bool) -> None
     with pytest.raises(asyncio.CancelledError if cancels else KeyError):
         await task
     assert ended.is_set()
+
+
+async def test_a_participant_is_not_for_other_event_loops() -> None:
+    tasks = ChannelTasks("policy")
+    with pytest.raises(RuntimeError, match="enter the channel 'policy' by `async with` first"):
+        tasks.check()
+    tasks.begin()
+    tasks.check()
+    with pytest.raises(RuntimeError, match="'policy' belongs to the event loop that entered it"):
+        await asyncio.to_thread(tasks.check)
