@@ -206,7 +206,11 @@ class MemberConnection:
             try:
                 await self._join()
                 break
-            except JoinTimeoutError as error:  # the coordinator may be away for long
+            except JoinTimeoutError as error:
+                if not group._actor.control.returns:
+                    self._fail(CoordinatorLostError(f"the coordinator is gone: {error.message}"))
+                    return
+                # The coordinator may be away for long.
                 log.warning("averager %r: not back yet, tries again: %s", self.averager, error)
         await self._enter()
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -25,3 +28,26 @@ async def test_a_member_that_joined_again_is_in() -> None:
     connection._joining = asyncio.create_task(asyncio.sleep(0))
     await connection._joined_again()
     assert connection._joining.done()
+
+
+@pytest.mark.parametrize("returns", [False, True])
+async def test_a_member_that_was_ruled_lost_looks_only_for_a_coordinator_that_returns(
+    monkeypatch: pytest.MonkeyPatch, *, returns: bool
+) -> None:
+    connection = MemberConnection("outer", "tcp://127.0.0.1:1", {})
+    actor = SimpleNamespace(control=SimpleNamespace(returns=returns), gone=AsyncMock())
+    connection._group = cast("Any", SimpleNamespace(_actor=actor, bytes_moved=(0, 0)))
+    failed: list[aiodist.AiodistError] = []
+    connection.expelled, connection.failed = lambda: None, failed.append
+    join = AsyncMock(side_effect=[aiodist.JoinTimeoutError("none answered"), None])
+    enter = AsyncMock()
+    monkeypatch.setattr(connection, "_join", join)
+    monkeypatch.setattr(connection, "_enter", enter)
+    await connection._join_again()
+    if returns:
+        assert not failed
+        enter.assert_awaited_once()
+    else:
+        assert [type(one) for one in failed] == [aiodist.CoordinatorLostError]
+        assert join.await_count == 1
+        enter.assert_not_awaited()
