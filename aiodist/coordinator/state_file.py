@@ -9,7 +9,8 @@ The file has, in this order, all numbers big-endian:
   the payload (4), the CRC-32 of these fields (4), and the payload.
 
 Frame 0 is the snapshot: a msgpack array [coordinator, incarnation], and records (see
-`aiodist.membership.records`). Each further frame has the records of one write.
+`aiodist.membership.records`). If it were too long for one frame, the next ones have the other
+records. Each further frame has the records of one write.
 
 A write is on disk before the next one begins, so a crash can tear only the last frame. If no slot
 names that frame, it was not acknowledged and is dropped. If a slot names a missing frame,
@@ -33,9 +34,10 @@ import stat
 import struct
 import sys
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import msgpack
@@ -66,6 +68,10 @@ HEAD_BYTES = _HEAD.size + _CRC.size
 COMPACT_BYTES = 4 * 1024 * 1024
 """A snapshot replaces the log after so many bytes were appended, and at least as many as the last
 snapshot had."""
+
+PART_BYTES = 256 * 1024 * 1024
+"""A snapshot goes on in another frame after so many bytes, because the length of a frame has 32
+bits. No record is that long."""
 
 RETRY_SHARE = 8
 """If a snapshot cannot be written, it is tried again after this part of those bytes."""
@@ -128,12 +134,15 @@ class StateFile:
         new = self.path.with_name(self.path.name + ".new")
         salt = secrets.token_bytes(SALT_BYTES)
         who = msgpack.packb([coordinator, incarnation])
-        frame = _frame(salt, 0, b"".join((who, *map(encode_record, records))))
+        parts = enumerate(_parts(chain((who,), map(encode_record, records))))
+        frames = [_frame(salt, number, part) for number, part in parts]
+        last = len(frames) - 1
         fd = -1
         try:
             fd = _made(new)
-            write_all(fd, MAGIC + salt + 2 * _slot(salt, 0))
-            write_all(fd, frame)
+            write_all(fd, MAGIC + salt + 2 * _slot(salt, last))
+            for frame in frames:
+                write_all(fd, frame)
             # The new file is on disk before it gets the name, and the name is on disk before any
             # member is told. So a crash leaves either file whole.
             os.fsync(fd)
@@ -150,8 +159,8 @@ class StateFile:
             raise SnapshotError(error.errno or errno.EIO, reason, str(new)) from error
         if self._fd != -1:
             os.close(self._fd)
-        self._fd, self._salt, self._number = fd, salt, 0
-        self._added, self._snapshot = 0, len(frame)
+        self._fd, self._salt, self._number = fd, salt, last
+        self._added, self._snapshot = 0, sum(map(len, frames))
         if self._folder != -1:
             os.fsync(self._folder)
 
@@ -238,6 +247,19 @@ _BINARY: int = getattr(os, "O_BINARY", 0)
 _NO_FOLLOW: int = getattr(os, "O_NOFOLLOW", 0)
 _NO_WAIT: int = getattr(os, "O_NONBLOCK", 0)
 """For opening what may be a pipe."""
+
+
+def _parts(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """Join pieces to parts of at most PART_BYTES, unless one piece is longer."""
+    part: list[bytes] = []
+    size = 0
+    for piece in pieces:
+        if part and size + len(piece) > PART_BYTES:
+            yield b"".join(part)
+            part, size = [], 0
+        part.append(piece)
+        size += len(piece)
+    yield b"".join(part)
 
 
 def _frame(salt: bytes, number: int, payload: bytes) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import struct
 import sys
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,21 @@ def test_what_was_written_is_read(path: Path) -> None:
     assert saved.records == records(1, 2, 3)
     if sys.platform != "win32":
         assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_snapshot_may_be_longer_than_a_frame(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_file, "_HEAD", struct.Struct(">4sQxxxBI"))  # lengths below 256
+    monkeypatch.setattr(state_file, "PART_BYTES", 255)
+    file = StateFile(path)
+    file.write_snapshot("me", 1, records(*range(100)))
+    size = path.stat().st_size
+    for number in (100, 101):
+        file.append(records(number))
+    file.close()
+    assert read(path).records == records(*range(102))
+    os.truncate(path, size - 1)  # in its last frame
+    with pytest.raises(LostWritesError):
+        read(path)
 
 
 def test_a_snapshot_takes_the_place_of_all(path: Path) -> None:
