@@ -388,7 +388,8 @@ class BlockingWork(Generic[T]):
             return True
         if not isinstance(work, Work) or work.error is not None:
             return True
-        if work.op in _MAKERS and (made := work.result()) is not None:
+        made: Any = work.result() if work.op in _MAKERS else None
+        if made is not None:
             # Nothing else has it, so nothing else can end it.
             (made._abort if work.op == "expose" else made.abort)(in_words(error))
         if work.op not in RECEIVES:

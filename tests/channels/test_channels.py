@@ -389,7 +389,7 @@ def test_hosts_acknowledge_a_version(run, channel):
                     assert not waiting.done()
                     await weights.acknowledge(1)
                     assert await waiting == 1
-                wrong = [((one,), TypeError) for one in ("7", 1.5, None, True, np.int64(5))]
+                wrong = [((one,), TypeError) for one in ("7", 1.5, None, True, np.float64(5))]
                 wrong += [((-1,), ValueError), ((1, "x" * 257), ValueError)]
                 wrong += [((1, one), TypeError) for one in (5, None, b"x")]
                 for arguments, error in wrong:
@@ -434,7 +434,7 @@ def test_arguments_of_a_subscriber_that_make_no_sense(run, channel):
                         with pytest.raises(TypeError, match=r"newer_than is the number.*not"):
                             await call(newer_than=wrong)
                     await call(newer_than=np.int64(0))
-                with pytest.raises(TypeError, match="the number of a version, not '1'"):
+                with pytest.raises(TypeError, match=r"an int from 0 to 2\*\*62, not '1'"):
                     await anext(weights.stream("1"))
                 with pytest.raises(TypeError, match="version to compare with, not 'x'"):
                     await anext(weights.stream(1, changed_since="x"))
