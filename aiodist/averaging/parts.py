@@ -322,6 +322,8 @@ class MemberPart:
         self.stop()
         decision = running.decision
         self.begun.pop(decision.round, None)
+        if self.reached is None:
+            self.reached = decision.before  # so that the next call misses no round
         call = self.offers.pop(self._call_in(decision), None)
         if call is not None and call is self.call:
             self.fail(error)

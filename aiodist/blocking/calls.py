@@ -392,6 +392,7 @@ class BlockingWork(Generic[T]):
         if made is not None:
             # Nothing else has it, so nothing else can end it.
             (made._abort if work.op == "expose" else made.abort)(in_words(error))
+            self._outcome.fail(asyncio.CancelledError())
         if work.op not in RECEIVES:
             return True
         self._outcome.fail(asyncio.CancelledError())

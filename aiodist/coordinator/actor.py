@@ -219,8 +219,13 @@ class Coordinator:
         if self._address is not None:  # no other call was faster
             address, self._address = self._address, None
             self._ending = self._loop.create_task(self._end(address), name="aiodist stop")
-        if self._ending is not None:
-            await asyncio.shield(self._ending)
+        ending = self._ending
+        if ending is not None:
+            # If the loop of an earlier call ended, so did the task, cancelled or not.
+            if not ending.done():
+                await asyncio.wait({ending})
+            if not ending.cancelled():
+                ending.result()
 
     async def _end(self, address: Address) -> None:
         # The order matters, so that every member hears what was decided::

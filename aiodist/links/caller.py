@@ -48,7 +48,7 @@ class Caller:
             # also an address that makes no sense, because the others must hear of it
             except Exception as error:
                 why = f"not reachable: {error}"
-                if (exhausted := exhaustion(error)) is not None:
+                if (exhausted := exhaustion(error)) is not None and peer.is_needed:
                     self._endpoint.owner.exhausted(exhausted)  # not the fault of the peer
                 # The peer was there, and no process listens there any more.
                 is_over = bool(peer.broken) and isinstance(error.__cause__, ConnectionRefusedError)
@@ -62,7 +62,7 @@ class Caller:
             # If this was cancelled, `dialing` may already be another call.
             if peer.dialing is asyncio.current_task():
                 peer.dialing = None
-        if why and not peer.is_linked:
+        if why and peer.is_needed and not peer.is_linked:
             self._endpoint.cut(peer.rank, peer.broken + why, is_over=is_over)
 
     async def _call(self, peer: Peer) -> str:

@@ -77,8 +77,7 @@ class Party:
 
     def reach(self, peer: int, kind: int, *fields: Any) -> None:
         """Send `peer` a small frame, and make a link for it, but do not wait for it in `close`."""
-        self.peers[peer].send(pack_fields(kind, self.id, *fields), urgent=True, dial=False)
-        self.peers[peer].call()
+        self.peers[peer].reach(pack_fields(kind, self.id, *fields))
 
     def ask(self, peer: int) -> None:
         """Have `peer` say when it leaves this group, or that it has left, if only it can."""

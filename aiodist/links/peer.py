@@ -147,8 +147,8 @@ class Peer:
 
     __slots__ = (
         "_came", "_early_bytes", "_endpoint", "_generation", "_in_vain", "_made", "_once_linked",
-        "_process_watch", "_queue", "_silent", "_taken", "_unheard", "broken", "calling", "dialing",
-        "id", "link", "rank",
+        "_process_watch", "_queue", "_reaching", "_silent", "_taken", "_unheard", "broken",
+        "calling", "dialing", "id", "link", "rank",
     )  # fmt: skip
 
     def __init__(self, endpoint: PeerHome, rank: int, id: str) -> None:
@@ -173,6 +173,8 @@ class Peer:
         self._queue: list[WaitingFrame] = []  # frames that wait for the first link
         self._once_linked: deque[bytes] = deque(maxlen=MOST_ONCE_LINKED)
         """Frames that wait, too, but for which this rank makes no link."""
+        self._reaching: list[bytes] = []
+        """Frames for which it tries to make one, but that nobody waits for."""
         # bytes of frames for groups that do not exist here yet, see MAX_EARLY_BYTES
         self._early_bytes = 0
 
@@ -202,14 +204,24 @@ class Peer:
             self._once_linked.append(header)
             return
         self._queue.append(WaitingFrame(header, payload, done, token, urgent))
-        self.call()
-
-    def call(self) -> None:
-        """Make a link, if there was none. Does nothing if the peer is lost."""
-        endpoint = self._endpoint
-        is_open = self.rank not in endpoint.lost and not endpoint.closing
-        if is_open and self.link is None and self.dialing is None:
+        if self.dialing is None:
             self.dialing = endpoint.start_dialing(self)
+
+    def reach(self, header: bytes) -> None:
+        """Send an urgent frame, and make a link for it. It does not count as `held`, and a peer
+        that cannot be reached is not lost by that. Does nothing if the peer is lost."""
+        endpoint = self._endpoint
+        if self.link is not None:
+            self.link.send(header, urgent=True)
+        elif self.rank not in endpoint.lost and not endpoint.closing:
+            self._reaching.append(header)
+            if self.dialing is None:
+                self.dialing = endpoint.start_dialing(self)
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether something waits for a connection that cannot be without it."""
+        return self.link is not None or bool(self._queue)
 
     @property
     def held(self) -> int:
@@ -288,8 +300,10 @@ class Peer:
         if self._process_watch is None:
             self._process_watch = ProcessWatch.over(link, self._endpoint.loop, self._process_ended)
         self._made = self._endpoint.loop.time()
-        while self._once_linked:
-            self.send(self._once_linked.popleft(), urgent=True)
+        once_linked, self._reaching = [*self._once_linked, *self._reaching], []
+        self._once_linked.clear()
+        for header in once_linked:
+            self.send(header, urgent=True)
         queue, self._queue = self._queue, []
         # As on a link: urgent frames first.
         for header, payload, done, token, urgent in sorted(queue, key=lambda frame: not frame[-1]):

@@ -7,7 +7,7 @@ the lines of waiting messages and receives.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -234,15 +234,22 @@ class MessageReceiver:
         # If nobody else tells of it, a rank without a link to this one cannot. So ask one of the
         # ranks, and the next one when that has left. All of them together could be too many links.
         # A rank that aborts tells all others unasked.
-        size = self._channel.size
-        ranks = range(size) if source is None else [source] if isinstance(source, int) else source
-        if self._asked.isdisjoint(ranks):
-            lost = self._channel.lost()
-            for rank in ranks:
-                if rank != self._wire.rank and rank not in lost:
-                    self._asked.add(rank)
-                    self._channel.ask(rank)
-                    return
+        if source is None:
+            if self._asked:
+                return
+            # Each rank begins with the next one, so that not all ask the same.
+            own, size = self._wire.rank, self._channel.size
+            ranks: Iterable[int] = [(own + after) % size for after in range(1, size)]
+        else:
+            ranks = [source] if isinstance(source, int) else source
+            if not self._asked.isdisjoint(ranks):
+                return
+        lost = self._channel.lost()
+        for rank in ranks:
+            if rank != self._wire.rank and rank not in lost:
+                self._asked.add(rank)
+                self._channel.ask(rank)
+                return
 
     def close(self) -> None:
         for waiting in self._waiting:

@@ -274,7 +274,8 @@ class RankActor(EndpointOwner):
 
     def tells_who_leaves(self, context: bytes) -> bool:
         """Tell whether the coordinator, too, tells who leaves this group."""
-        return self.context is None or self.context.id == context
+        is_whole = self.context is None or self.context.id == context
+        return is_whole and self.control.is_open
 
     def ask(
         self, roots: Sequence[int], tell: Callable[[dict[int, str]], None], seconds: float
@@ -380,17 +381,22 @@ class RankActor(EndpointOwner):
         error: Exception | None = None
         try:
             self._close_contexts(end)
+        except Exception as failure:
+            error = failure
+        # The coordinator must hear of the leave, whatever goes wrong before.
+        try:
             # Peers first, because queued data must be on its way before they hear that we left. For
             # its sender, a small message is sent before there is a link to its receiver.
             deadline = self.loop.time() + self._op_timeout
             left = await self.endpoint.delivered(self._op_timeout)
-            error = await self._undelivered(left) if left else None
+            if left:
+                error = await self._undelivered(left)
             # A busy peer may read our goodbye much later, because its system has all that we sent.
             spare = FAREWELL_TIMEOUT if left else max(0.0, deadline - self.loop.time())
             await self.endpoint.finish(min(FAREWELL_TIMEOUT, spare))
             self._close_listeners()
         except Exception as failure:
-            error = failure  # the coordinator must hear of the leave all the same
+            error = failure
         await self.control.leave(GOODBYE_TIMEOUT)
         self.control.close()
         await self.control.closed()

@@ -185,7 +185,9 @@ class Context(Party):
         elif kind == kinds.REVOKE:
             self._revoked(fields)
         elif kind == kinds.FAREWELL:
-            self.rank_lost(self.ranks[src], farewell_reason(fields))
+            reason = farewell_reason(fields)
+            if self.ended is None:  # this group may have been revoked before
+                self.rank_lost(self.ranks[src], reason)
         else:
             raise ProtocolError(f"no frame is of kind {kind!r}")
 

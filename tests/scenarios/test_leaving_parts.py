@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -99,3 +101,48 @@ async def test_no_link_is_made_for_what_the_coordinator_tells() -> None:
         groups[2].abort("out of disk")
         with pytest.raises(aiodist.PeerLostError, match=SAID["abort"]):
             await work
+
+
+async def test_ranks_that_wait_for_anybody_do_not_all_ask_the_same() -> None:
+    async with aiodist.local(4) as groups:
+        made = await asyncio.gather(*(group.dup() for group in groups))
+        works = [part.irecv() for part in made]
+        asked = [part._context.p2p.receiver._asked for part in made]
+        assert asked == [{1}, {2}, {3}, {0}]
+        for part in made:
+            part.abort("the test is over")
+        await asyncio.gather(*works, return_exceptions=True)
+
+
+async def test_any_number_of_groups_may_ask_before_there_is_a_link() -> None:
+    async with aiodist.local(3) as groups:
+        works = []
+        for _ in range(70):
+            made = await asyncio.gather(*(group.dup() for group in groups))
+            await made[2].close()
+            assert made[1]._context.link(2) is None
+            works.append(made[1]._context)
+        receives = [context.p2p.recv(2) for context in works]
+        for work in receives:
+            with pytest.raises(aiodist.PeerLostError, match=SAID["close"]):
+                await work
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.EHOSTUNREACH])
+async def test_who_cannot_tell_of_an_abort_stays_in_the_group(
+    monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    async with parts() as (_, other, leaves):
+        tried = asyncio.Event()
+
+        async def dial(*_: Any) -> Any:
+            tried.set()
+            raise OSError(code, "no way") from OSError(code, "no way")
+
+        whole = leaves._actor
+        monkeypatch.setattr(whole.endpoint._caller, "_dial", dial)
+        leaves.abort("out of disk")
+        await tried.wait()
+        await asyncio.gather(*(task for task in whole.endpoint._tasks if "dial" in task.get_name()))
+        assert whole.context.ended is None and not whole.endpoint.lost
+        assert other._actor.context.ended is None

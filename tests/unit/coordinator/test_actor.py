@@ -113,6 +113,26 @@ def test_it_runs_on_one_loop_after_the_other() -> None:
         asyncio.run(until_empty())
 
 
+def test_a_stop_ends_though_the_loop_of_an_earlier_one_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    coordinator = Coordinator("inproc://a-loop-that-ends")
+
+    async def endless(*_: object) -> None:
+        await asyncio.get_running_loop().create_future()
+
+    async def begin() -> None:
+        await coordinator.start()
+        with monkeypatch.context() as patched:
+            patched.setattr(coordinator, "_end", endless)
+            stopping = asyncio.create_task(coordinator.stop())
+            await asyncio.sleep(0)
+        assert not stopping.done()
+
+    asyncio.run(begin())
+    asyncio.run(coordinator.stop())
+
+
 async def test_a_cancelled_stop_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else nothing could finish it, and the state file would stay locked."""
     writes, may_write = threading.Event(), threading.Event()

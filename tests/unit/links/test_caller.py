@@ -38,7 +38,14 @@ class Home:
         self.owner = Owner(self, reason)
         self.lost: dict[int, str] = {}
         self.peer: Any = SimpleNamespace(
-            rank=1, id="b", broken=broken, is_linked=False, dialing=None, link=None, calling=None
+            rank=1,
+            id="b",
+            broken=broken,
+            is_linked=False,
+            is_needed=True,
+            dialing=None,
+            link=None,
+            calling=None,
         )
 
     def lose(self, rank: int, reason: str) -> None:
@@ -65,6 +72,13 @@ async def test_the_reason_of_an_abort_counts_more_than_a_refused_connection() ->
     home = Home(ABORTED)
     await home.call()
     assert home.lost == {1: ABORTED}
+
+
+async def test_who_is_not_needed_is_not_lost() -> None:
+    home = Home()
+    home.peer.is_needed = False
+    await home.call()
+    assert not home.lost
 
 
 async def test_without_another_reason_it_is_not_reachable() -> None:

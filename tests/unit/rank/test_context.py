@@ -7,9 +7,11 @@ import asyncio
 import pytest
 
 import aiodist
-from aiodist.errors import GroupClosedError
+from aiodist.errors import GroupClosedError, GroupRevokedError
+from aiodist.links.peer import CLOSED
 from aiodist.rank.context import Context
 from aiodist.rank.deriving import another
+from aiodist.wire import kinds
 
 
 def end_of(group: aiodist.Group) -> Context:
@@ -33,3 +35,11 @@ async def test_a_rank_that_makes_its_end_late_hears_that_another_has_closed_its_
             with pytest.raises(aiodist.PeerLostError, match="rank 0 is lost: it closed the group"):
                 await work
         late.close(GroupClosedError("closed"))
+
+
+async def test_who_leaves_a_group_that_was_revoked_is_not_lost() -> None:
+    async with aiodist.local(2) as groups:
+        end = end_of(groups[1])
+        end.close(GroupRevokedError("revoked"))
+        end.frame(0, [kinds.FAREWELL, end.id, str(CLOSED)], 0)
+        assert not end.gone
