@@ -273,31 +273,31 @@ class ValueRecipe(Recipe):
             (peer, [Reading(template, areas[peer]) for template in self._known[peer]])
             for peer in lane.others
         ]
-        found: list[Reading] = [own] * self._context.size
         takes: dict[tuple[Reading, ...], Take | None] = {}  # by the blobs of all ranks
         all_areas = areas_of(lane, area)
         # What the others showed the last time, without the data, and what makes the result of it.
+        found = [own] * self._context.size
         expected, expected_take = [_NEVER], cast("Take | None", None)
 
         def find(call: Given) -> bool:
-            nonlocal expected, expected_take
-            are_newest = True
+            nonlocal found, expected, expected_take
+            are_newest, now = True, [own] * len(found)
             for peer, readings in known:
                 for reading in readings:
                     if reading.is_there():
-                        found[peer] = reading
+                        now[peer] = reading
                         are_newest = are_newest and reading is readings[0]
                         break
                 else:
-                    return False
+                    return False  # `found` stays that of `expected`
             self._hit = self._hit or are_newest
-            all_found = tuple(found)
+            all_found = tuple(now)
             if all_found not in takes:
                 if len(takes) == MOST_TAKES:
                     takes.clear()
-                takes[all_found] = self._taking(found)
+                takes[all_found] = self._taking(now)
+            found, expected_take = now, takes[all_found]
             expected = [pair for peer, _ in known for pair in found[peer].fixed]
-            expected_take = takes[all_found]
             # A tape that these functions kept would keep them, too, until the collector comes.
             tape: Any = self.at_once.get(area)
             if expected_take is not None and is_tape(tape) and not self._fills_tree(found):

@@ -163,3 +163,30 @@ def test_a_large_array_that_one_rank_gives_up(run, moved, op):
 
     run(main())
     assert op in moved
+
+
+def test_an_unknown_form_of_one_rank_changes_nothing_that_is_known(run):
+    """Else the next call would be done with what another rank showed in this one."""
+
+    async def main():
+        async with sharing(3) as ranks:
+
+            async def gather(number, *, is_tensor=False, fits=True):
+                def start(g):
+                    length = LARGE if fits or g.rank else LARGE + 1
+                    x = np.full(length, 10.0 * number + g.rank)
+                    if is_tensor and g.rank == 2:
+                        return g.all_gather(torch.from_numpy(x))
+                    return g.all_gather(x, out=[np.zeros(LARGE) for _ in ranks])
+
+                await everyone(ranks, lambda g: g.barrier())  # so these calls use the same area
+                return await asyncio.gather(*map(start, ranks), return_exceptions=not fits)
+
+            for number in range(6):
+                await gather(number, is_tensor=number > 2)
+            for error in await gather(6, fits=False):
+                assert isinstance(error, MismatchError)
+            for parts in await gather(7, is_tensor=True):
+                assert [{*np.asarray(part)} for part in parts] == [{70.0}, {71.0}, {72.0}]
+
+    run(main())
