@@ -357,7 +357,7 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
         work: Work[Any] = Work.begin(self._loop, what.op, tag, seq, what.nbytes)
         self.wake(self._posts.tell())
         if not (found or self._calls.waiting.by_key):
-            met = self._met(what, due, shown)
+            met = self._met(due, shown)
             if met is not None:
                 return self._at_once(what, x, given, seconds, due, met, work)
         return self._called(work, what, x, given, seconds, due, shown, found)
@@ -415,19 +415,18 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
             self._context.kick(peer)
         return not self._broken
 
-    def _met(self, what: Posted, due: Sequence[bytes | None], shown: Data) -> list[Data] | None:
+    def _met(self, due: Sequence[bytes | None], shown: Data) -> list[Data] | None:
         """Return all ranks' values as they lie in the rings, if all post what is expected in time.
 
         None: nothing has happened, and all posts are still to be taken.
         """
         values = [shown] * len(due)
-        lengths = what.lengths
         for reader in self._posts.readers:
             rank = reader.rank
             prefix = due[rank]
             if prefix is None or not (reader.has_more() or self.follows(reader)):
                 return None
-            data = reader.shown(prefix, lengths[rank])
+            data = reader.shown(prefix)
             if data is None:
                 return None
             values[rank] = data
@@ -496,13 +495,12 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
 
     def _look(self, call: PostedCall) -> None:
         """Take the posts of others, until `call` has all that it needs."""
-        lengths = call.what.lengths
         for reader in self._posts.readers:
             rank = reader.rank
             while call.values[rank] is None and reader.has_more() and not call.over:
                 self._free(reader)
                 prefix = call.prefixes[rank]
-                data = None if prefix is None else reader.shown(prefix, lengths[rank])
+                data = None if prefix is None else reader.shown(prefix)
                 if prefix is not None and data is not None:
                     self._came(call, reader, data, len(prefix) + padded(len(data)))
                 else:

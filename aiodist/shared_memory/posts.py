@@ -398,15 +398,15 @@ class Reader(CoreCursor):
             self.at = 0
         return self.at
 
-    def shown(self, prefix: bytes, nbytes: int) -> memoryview | None:
-        """Return the data of the next post if the post begins with `prefix`.
+    def shown(self, prefix: bytes) -> memoryview | None:
+        """Return the data of the next post if the post begins with `prefix`, of `prefixes`.
 
         The post must be there. Its data stays valid until `move`. None: it is another post, or
         one that would go beyond the end of the ring.
         """
         ring, at = self.ring, self.next_at()
         start = at + len(prefix)
-        stop = start + nbytes
+        stop = start + _BEGIN.unpack_from(prefix)[2]  # its data has so many bytes
         return ring[start:stop] if ring[at:start].tobytes() == prefix and stop <= SIZE else None
 
     def next_post(self) -> Post:

@@ -265,6 +265,31 @@ def test_what_does_not_fit_on_one_rank_is_written_on_none(run):
     run(main())
 
 
+def test_a_post_has_its_own_length_even_if_another_was_learnt_since_the_call(run, monkeypatch):
+    async def main():
+        async with sharing(2) as ranks:
+
+            def gather(rank, length, tag):
+                return ranks[rank].all_gather(np.full(length, rank), tag=tag)
+
+            for tag in "abab":
+                await asyncio.gather(gather(0, 3, tag), gather(1, 200, tag))
+            works = [gather(0, 3, "a"), gather(1, 300, "a")]
+            # Rank 0 takes the post for a, which has another length, within its call of b. Then it
+            # looks for a moment, in which rank 1 posts for b.
+            monkeypatch.setattr(
+                ranks[0]._context.post_express,
+                "_news",
+                lambda call: works.append(gather(1, 200, "b")) or True,
+            )
+            works.append(gather(0, 3, "b"))
+            assert len(works) == 4 and works[3].done()
+            for work, length in zip(works, (300, 300, 200, 200), strict=True):
+                assert plain(await work) == [[0] * 3, [1] * length]
+
+    run(main())
+
+
 def test_ranks_that_call_something_else(run):
     async def main():
         async with sharing(3) as ranks:

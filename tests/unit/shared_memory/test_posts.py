@@ -98,12 +98,12 @@ def test_everyone_reads_all_in_order(ring, seed):
                 left = due[rank, reader.rank]
                 number_, words, data = left[0]
                 other = prefixes(words, len(data))(number_ + 1)
-                assert reader.shown(other, len(data)) is None
+                assert reader.shown(other) is None
                 prefix = prefixes(words, len(data))(number_)
                 if chance.random() < 0.5:
                     assert taken_of(reader) == left[0]
                 else:
-                    assert reader.shown(prefix, len(data)) == data
+                    assert reader.shown(prefix) == data
                     reader.move(len(prefix) + padded(len(data)))
                 left.popleft()
     assert refused
@@ -124,7 +124,7 @@ def test_what_is_held_is_not_read_again(ring):
     assert one.put(prefix, b"x" * 300)
     assert one.last(300) == b"x" * 300
     one.tell()
-    first = reader.shown(prefix, 300)
+    first = reader.shown(prefix)
     reader.hold(whole, "call")
     assert reader.has_more()
     assert two.met([reader], 0)
@@ -132,7 +132,7 @@ def test_what_is_held_is_not_read_again(ring):
     assert reader.holder == "call"
     reader.let_go()
     assert (first, reader.holder) == (bytes(300), None)
-    assert reader.shown(prefix, 300) == b"x" * 300
+    assert reader.shown(prefix) == b"x" * 300
     reader.hold(whole, "call")
     assert not reader.has_more()
     assert two.met([reader], 0) is None
@@ -184,7 +184,7 @@ def test_laps_word_by_word(size, near, monkeypatch):
                 reader = ranks[rank].readers[0]
                 while reader.has_more():
                     prefix, data = due[read[rank]]
-                    shown = reader.shown(prefix, len(data))
+                    shown = reader.shown(prefix)
                     assert shown is not None
                     assert shown.tobytes() == data
                     reader.move(len(prefix) + padded(len(data)))
@@ -207,7 +207,7 @@ def test_what_is_large_stays_where_it_was(monkeypatch):
     for number in range(5):
         put(one, bytes([number]) * 200)
         one.tell()
-        assert reader.shown(prefixes(b"words", 200)(1), 200).tobytes() == bytes([number]) * 200
+        assert reader.shown(prefixes(b"words", 200)(1)).tobytes() == bytes([number]) * 200
         assert reader.at == 0
         taken_of(reader)
     assert not any(memories[0][START + 400 : START + 4096])
