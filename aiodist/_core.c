@@ -731,6 +731,12 @@ static PyObject *get_value(Reading *from, int depth, int is_key) {
     return PyLong_FromLongLong((long long)(word << unused) >> unused);
 }
 
+// Forget an error, because the Python code finds it again, or knows better. A KeyboardInterrupt stays,
+// because it comes only once.
+static void forget_error(void) {
+    if (PyErr_Occurred() && PyErr_ExceptionMatches(PyExc_Exception)) PyErr_Clear();
+}
+
 static PyObject *read_value(PyObject *self, PyObject *args) {
     Py_buffer view;
     Reading from = {.owed = 1};
@@ -745,8 +751,8 @@ static PyObject *read_value(PyObject *self, PyObject *args) {
     Py_XDECREF(count);
     PyBuffer_Release(&view);
     if (made) return made;
-    PyErr_Clear();
-    Py_RETURN_NOTIMPLEMENTED;
+    forget_error();
+    return PyErr_Occurred() ? NULL : Py_NewRef(Py_NotImplemented);
 }
 
 // ---- functions for Python -----------------------------------------------------------------------
@@ -2727,7 +2733,7 @@ static long long number_of(PyObject *owner, PyObject *name) {
 }
 
 // The address of a tensor's elements if they are contiguous, on this host, and in memory that its
-// storage has already: see `aiodist.buffers.tensors.flat`. NULL: the Python code decides.
+// storage has already: see `aiodist.buffers.tensors.flat`. NULL: the Python code decides, or an error.
 static char *elements_of(PyObject **names, PyObject *x, const Tensor *tensor, Py_ssize_t nbytes) {
     char *data = NULL;
     int64_t elements = 1;
@@ -2739,14 +2745,14 @@ static char *elements_of(PyObject **names, PyObject *x, const Tensor *tensor, Py
     PyObject *storage = PyObject_CallMethodNoArgs(x, names[STORAGE]);
     if (!storage) goto end;
     const uint64_t start = (uint64_t)number_of(storage, names[DATA_PTR]);
-    const uint64_t held = (uint64_t)number_of(storage, names[NBYTES_OF]);
+    const uint64_t held = PyErr_Occurred() ? 0 : (uint64_t)number_of(storage, names[NBYTES_OF]);
     Py_DECREF(storage);
     char *first = (char *)tensor->data + tensor->offset;
     const uint64_t before = (uint64_t)first - start;
     if (!PyErr_Occurred() && start && first && before <= held && (uint64_t)nbytes <= held - before)
         data = first;
 end:
-    if (PyErr_Occurred()) PyErr_Clear();
+    forget_error();
     return data;
 }
 
@@ -2778,10 +2784,10 @@ static int add_number(Leaves *leaves, const Node *node, PyObject *x) {
     return !beyond;
 }
 
-// Read what a tensor is. 0: it is none that others can read, such as a sparse one.
+// Read what a tensor is. 0: it is none that others can read, such as a sparse one, or an error.
 static int read_tensor(const Starter *starter, PyObject *x, Tensor *into) {
     if (!starter->exchange->read(x, into)) return 1;
-    PyErr_Clear();
+    forget_error();
     return 0;
 }
 
@@ -2789,7 +2795,7 @@ static int read_tensor(const Starter *starter, PyObject *x, Tensor *into) {
 static int has_dtype(const Starter *starter, const Node *node, PyObject *x) {
     if (node->like.dtype.bits > 8) return 1;
     PyObject *dtype = PyObject_GetAttr(x, starter->names[DTYPE]);
-    if (!dtype) PyErr_Clear();
+    if (!dtype) forget_error();
     Py_XDECREF(dtype);
     return dtype == node->what;
 }
@@ -2804,7 +2810,7 @@ static int has_shape(const Node *node, int nd, const int64_t *dimensions) {
 static int item_matches(Starter *starter, const Node **next, PyObject *item, Leaves *leaves);
 
 // Whether `x` has the form that begins at `*next`. Its arrays and numbers are added to the leaves. If
-// not, the kinds may have changed.
+// not, the kinds may have changed, or there is an error.
 static int matches(Starter *starter, const Node **next, PyObject *x, Leaves *leaves) {
     const Node *node = (*next)++;
     if (node->kind == A_WORD) return x == node->what;
@@ -2886,7 +2892,8 @@ static PyObject *start_known(Caller *caller, PyObject *op, PyObject *const *args
             is_like = matches((Starter *)caller, &next, args[arg], &leaves);
         if (!is_like || share_memory(kind, &leaves)) {
             drop_leaves(&leaves);
-            if (PyErr_Occurred()) PyErr_Clear();
+            forget_error();
+            if (PyErr_Occurred()) return NULL;
             continue;
         }
         // The Python code may make the caller forget this kind meanwhile.
@@ -3003,7 +3010,7 @@ static int parse_node(Starter *starter, PyObject *given, Kind *kind) {
     } else if (part == A_TENSOR) {
         const int known = know_tensors(starter, (PyObject *)Py_TYPE(what));
         if (known <= 0) return known;
-        if (!read_tensor(starter, what, &node->like)) return 0;
+        if (!read_tensor(starter, what, &node->like)) return PyErr_Occurred() ? -1 : 0;
         if (node->like.nd > DIMENSIONS || node->like.dtype.code == COMPLEX) return 0;
         if (node->like.dtype.bits % 8 || node->like.dtype.lanes != 1) return 0;
         node->count = node->like.nd;
@@ -3652,9 +3659,9 @@ static int let_all_go(Messages *messages) {
     return done ? 0 : -1;
 }
 
-// The next kind of message of `op` whose array is like `x`. NULL: there is none.
+// The next kind of message of `op` whose array is like `x`. NULL: there is none, or an error.
 static const Kind *next_kind(Messages *messages, int *at, PyObject *op, PyObject *x, Leaves *leaves) {
-    while (*at < messages->known) {
+    while (*at < messages->known && !PyErr_Occurred()) {
         const Kind *kind = &messages->kinds[(*at)++];
         const Node *next = kind->node;
         drop_leaves(leaves);

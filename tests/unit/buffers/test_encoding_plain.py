@@ -252,3 +252,18 @@ def test_a_container_that_claims_too_much_gets_no_memory() -> None:
         assert compiled.core.read_value(tokens.pack([tokens.container(kind, 2**32 - 1)])) is (
             NotImplemented
         )
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_an_interrupt_while_an_array_is_read_is_not_lost(
+    error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        errors.append(error())
+        raise errors[-1]
+
+    errors: list[BaseException] = []
+    monkeypatch.setattr(values._Reader, "extension", fail)
+    with pytest.raises(error) as caught:
+        values._Reader().read(encoding.encode({"a": np.zeros(3), "b": [np.zeros(3)]}).meta)
+    assert errors == [caught.value]

@@ -248,6 +248,34 @@ async def test_an_interrupt_leaves_no_half_message(
             found.cancel()
 
 
+@pytest.mark.skipif(compiled.core is None, reason="it may come between any two lines of Python")
+@pytest.mark.parametrize("what", ["send", "recv"])
+async def test_an_interrupt_while_a_tensor_is_looked_at_ends_the_group(
+    monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """It is not lost, though the compiled part leaves tensors that it cannot read to Python."""
+    async with pair(monkeypatch) as (a, b):
+        x, out = torch.arange(4.0), torch.zeros(4)
+        call = partial(a.isend, x, 1) if what == "send" else partial(b.irecv, src=0, out=out)
+        for _ in range(6):
+            work = a.isend(x, 1)
+            await b.recv(src=0, out=out)
+            await work
+        if what == "recv":
+            assert a.isend(x, 1).done()
+        with monkeypatch.context() as patch:
+
+            def interrupt(_: Any) -> None:
+                patch.undo()
+                raise KeyboardInterrupt
+
+            patch.setattr(torch.Tensor, "is_neg", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                call()
+        with pytest.raises(aiodist.GroupClosedError, match="KeyboardInterrupt broke a call off"):
+            call()
+
+
 class Hooked(asyncio.SelectorEventLoop):
     """Calls `hook` once, the next time when a future is made."""
 

@@ -14,7 +14,7 @@ import torch
 from seeds import seeds
 from sharing import everyone, sharing
 
-from aiodist import CollectiveAbortedError, Group, ReduceOp, compiled
+from aiodist import CollectiveAbortedError, Group, GroupClosedError, ReduceOp, compiled
 from aiodist.prepared import express
 
 pytestmark = pytest.mark.usefixtures("no_turn_is_due")
@@ -373,6 +373,29 @@ async def test_the_compiled_part_finds_them(
             x: Any = np.arange(4.0) if library == "numpy" else torch.arange(4.0)
             await everyone(ranks, lambda g, x=x: KNOWN[call](g, copied(x)))
         assert not looked
+
+
+@pytest.mark.skipif(compiled.core is None, reason=compiled.reason)
+@pytest.mark.parametrize("name", ["is_neg", "untyped_storage", "dtype"])
+async def test_an_interrupt_while_a_tensor_is_looked_at_ends_the_group(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """It is not lost, though the compiled part leaves tensors that it cannot read to Python."""
+    async with sharing(2) as ranks:
+        x = torch.arange(4, dtype=torch.int8)
+        for _ in range(express.PLAIN_BEFORE + 6):
+            await everyone(ranks, lambda g: g.broadcast(x, ROOT))
+        with monkeypatch.context() as patch:
+
+            def interrupt(_: Any) -> None:
+                patch.undo()
+                raise KeyboardInterrupt
+
+            patch.setattr(torch.Tensor, name, property(interrupt) if name == "dtype" else interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                ranks[0].broadcast(x, ROOT)
+        with pytest.raises(GroupClosedError, match="KeyboardInterrupt broke a call off"):
+            ranks[0].broadcast(x, ROOT)
 
 
 async def test_places_that_share_memory_are_refused_as_ever() -> None:
