@@ -35,6 +35,7 @@ async def in_thread(work: Callable[[], T]) -> T:
         except asyncio.CancelledError:
             cancelled = True
     if cancelled:
+        doing.exception()  # because asyncio would report an error that no caller can look at
         raise asyncio.CancelledError
     return doing.result()
 
