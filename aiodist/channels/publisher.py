@@ -122,6 +122,7 @@ class Publisher:
         self._before: list[Release] = []  # what was published before this publisher came
         self._knows_before = False  # so far; another one may have had the place
         self._publishing = asyncio.Lock()
+        self._closing: asyncio.Task[None] | None = None
         self._lent: dict[int, Holding] = {}  # lent versions that may still have readers
         participant.role = ChannelRole(
             met=partial(serving.meet, participant),
@@ -143,6 +144,11 @@ class Publisher:
     async def __aexit__(self, *_: object) -> None:
         if self._participant.is_inherited:
             return
+        # A cancelled task must leave, too, because its place would stay taken.
+        self._closing = asyncio.create_task(self._close(), name="aiodist publisher close")
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
         await self._encoding.close()
         await self._participant.close()
 

@@ -164,6 +164,28 @@ def test_the_place_of_a_publisher_that_was_killed_is_free_at_once():
     stage.play({0: first(), 1: second()})
 
 
+def test_a_publisher_that_is_cancelled_while_it_leaves_has_left():
+    """Its last version is still being encoded, in a thread."""
+    stage = Stage(2)
+    left = asyncio.Event()
+
+    async def first():
+        with pytest.raises(asyncio.CancelledError):
+            async with stage.publisher(deltas=True) as out:
+                await out.publish(tree(1), version=1)
+                await out.publish(tree(2), version=2)
+                asyncio.current_task().cancel()
+        left.set()
+        await stage.done.wait()
+
+    async def second():
+        await left.wait()
+        async with stage.publisher():
+            stage.done.set()
+
+    stage.play({0: first(), 1: second()})
+
+
 @pytest.mark.parametrize("deltas", [False, True])
 def test_a_publish_that_is_cancelled_after_all_does_not_take_it_from_its_readers(
     monkeypatch, deltas
