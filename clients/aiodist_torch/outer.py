@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -153,7 +154,7 @@ class DiLoCo:
             await self.join()
             return None
         if not self._overlaps:
-            return await self._receive(self._send())
+            return await self._receive(self._sent or self._send())
         found = None if self._sent is None else await self._receive(self._sent)
         self._send()
         self._steps, self._wanted = 0, self._pace
@@ -232,15 +233,15 @@ class DiLoCo:
             if isinstance(error, StaleError):
                 self._slower()
             raise
-        self._sent = None
         if is_first and found.round != 1:  # the others have begun before, and are elsewhere
             self._is_apart = True
             await self.join()
             return found
+        self._take(sent, found.value)
+        self._sent = None  # only now, because the next call tries a step that failed again
         if found.late and self._averager._settings.carry:
             # The next contribution includes this one, so it counts for the steps of both.
             sent.fragment.weight += sent.weight
-        self._take(sent, found.value)
         self._steps = 0
         self._next = (self._next + 1) % len(self._fragments)
         if not found.late:
@@ -254,25 +255,37 @@ class DiLoCo:
         return found
 
     def _take(self, sent: _Sent, gradients: list[Any]) -> None:
-        """Take an outer step from where all began, and then the steps since this was offered."""
-        fragment = sent.fragment
-        learned = [
-            own.detach() - value
-            for own, value in zip(fragment.parameters, sent.values, strict=True)
-        ]
+        """Take an outer step from where all began, and then the steps since this was offered.
+
+        If it raises, everything is as it was.
+        """
+        fragment, state = sent.fragment, self._optimizer.state
+        were = _copied(fragment.parameters)
+        known: dict[Tensor, Any] = {
+            each: deepcopy(state[each]) for each in fragment.parameters if each in state
+        }
         kept = [each.grad for each in self._parameters]
         for each in self._parameters:
             each.grad = None
-        _set(fragment.parameters, fragment.begun)
-        for own, gradient in zip(fragment.parameters, gradients, strict=True):
-            own.grad = torch.as_tensor(gradient)
-        self._optimizer.step()
-        for each, grad in zip(self._parameters, kept, strict=True):
-            each.grad = grad
-        fragment.begun = _copied(fragment.parameters)
-        with torch.no_grad():
-            for own, more in zip(fragment.parameters, learned, strict=True):
-                own.add_(more)
+        try:
+            _set(fragment.parameters, fragment.begun)
+            for own, gradient in zip(fragment.parameters, gradients, strict=True):
+                own.grad = torch.as_tensor(gradient)
+            self._optimizer.step()
+            begun = _copied(fragment.parameters)
+            with torch.no_grad():
+                for own, now, value in zip(fragment.parameters, were, sent.values, strict=True):
+                    own.add_(now - value)
+        except BaseException:
+            _set(fragment.parameters, were)
+            for each in fragment.parameters:
+                state.pop(each, None)
+            state.update(known)
+            raise
+        finally:
+            for each, grad in zip(self._parameters, kept, strict=True):
+                each.grad = grad
+        fragment.begun = begun
 
     def _state(self) -> dict[str, Any]:
         state = self._optimizer.state_dict()["state"]

@@ -434,3 +434,32 @@ async def test_arguments_that_are_refused():
         averager = await Members(stack, coordinator.address).enter("a")
         with pytest.raises(ValueError, match="enter it with as many, such as parts=\\('0', '1'"):
             aiodist_torch.DiLoCo(net, outer_of(net), averager, every=2, fragments=2)
+
+
+async def test_an_outer_step_that_fails_is_tried_again(monkeypatch):
+    async with aiodist.Coordinator() as coordinator, AsyncExitStack() as stack:
+        net = model()
+        averager = await Members(stack, coordinator.address).enter("a", quorum=1)
+        outer = outer_of(net)
+        diloco = aiodist_torch.DiLoCo(net, outer, averager, every=EVERY)
+        await train(diloco, net, 0, rounds=1)
+        for step in range(EVERY, 2 * EVERY):
+            inner(net, 0, step)
+            if step < 2 * EVERY - 1:
+                await diloco.step()
+        moved = flat(net)
+        net.weight.grad = torch.ones_like(net.weight)
+
+        def fails():
+            type(outer).step(outer)
+            raise MemoryError("for the momentum of the next array")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(outer, "step", fails)
+            with pytest.raises(MemoryError):
+                await diloco.step()
+        assert torch.equal(flat(net), moved)
+        assert torch.equal(net.weight.grad, torch.ones_like(net.weight))
+        found = await diloco.step()
+        assert (found.round, averager.rounds) == (2, {"": 2})
+        torch.testing.assert_close(flat(net), reference([1.0], 2))
