@@ -64,19 +64,19 @@ class Membership:
         Raises what `aiodist.connect` raises, and what the store raises if rank 0 publishes nothing.
         """
         coordinator: aiodist.Coordinator | None = None
-        if rank == 0:
-            meeting = rendezvous.at_launcher(os.environ, "world" if is_default else name)
-            if meeting is None:
-                listen, host = rendezvous.own_host(store)
-                token = rendezvous.new_token()
-                coordinator, port = engine.wait_for(_serve(listen, token))
-                meeting = rendezvous.Meeting(str(Address("tcp", host, port)), token, name)
-            rendezvous.publish(store, rank, meeting)
-        else:
-            meeting = rendezvous.look_up(store, rank)
+        try:
+            if rank == 0:
+                meeting = rendezvous.at_launcher(os.environ, "world" if is_default else name)
+                if meeting is None:
+                    listen, host = rendezvous.own_host(store)
+                    token = rendezvous.new_token()
+                    coordinator, port = engine.wait_for(_serve(listen, token))
+                    meeting = rendezvous.Meeting(str(Address("tcp", host, port)), token, name)
+                rendezvous.publish(store, rank, meeting)
+            else:
+                meeting = rendezvous.look_up(store, rank)
 
-        async def join() -> aiodist.Group:
-            try:
+            async def join() -> aiodist.Group:
                 return await aiodist.connect(
                     meeting.address,
                     group=meeting.group,
@@ -86,12 +86,12 @@ class Membership:
                     op_timeout=seconds,
                     token=meeting.token,
                 )
-            except BaseException:
-                if coordinator is not None:
-                    await coordinator.stop()
-                raise
 
-        group = engine.wait_for(join())
+            group = engine.wait_for(join())
+        except BaseException:
+            if coordinator is not None:
+                engine.wait_for(coordinator.stop())
+            raise
         if is_default and rank == 0:
             hold_file(store)
         parting = Parting.of(group, store) if is_default else None

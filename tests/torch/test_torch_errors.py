@@ -15,7 +15,9 @@ import torch
 import torch.distributed as dist
 
 import aiodist
+from aiodist.threads.engine import engine
 from aiodist_torch.errors import as_torch, last_error
+from aiodist_torch.membership import Membership
 from aiodist_torch.operators import meaning
 from aiodist_torch.process_group import ProcessGroup
 
@@ -153,6 +155,19 @@ def test_unknown_operators() -> None:
 def test_an_average_of_booleans_is_refused_in_words_of_torch() -> None:
     with pytest.raises(TypeError, match=r"AVG has no meaning for bool: use SUM \(or\)"):
         meaning(dist.ReduceOp.AVG, torch.bool)
+
+
+@pytest.mark.usefixtures("no_leaks")
+def test_a_rank_that_cannot_use_the_store_leaves_no_coordinator() -> None:
+    class Gone:
+        def add(self, key: str, value: int) -> int:
+            return value
+
+        def set(self, key: str, value: str) -> None:
+            raise dist.DistNetworkError("the server is gone")
+
+    with pytest.raises(dist.DistNetworkError):
+        Membership.join(engine(), Gone(), rank=0, size=2, name="", seconds=60.0)
 
 
 def test_a_deadline_names_who_is_missing(ranks: Ranks) -> None:
