@@ -7,6 +7,7 @@ because a callback may wait for another future. So no job ever waits for another
 
 from __future__ import annotations
 
+import asyncio
 import os
 import queue
 import threading
@@ -14,6 +15,9 @@ from collections.abc import Callable
 
 IDLE = 1.0
 """Seconds after which a thread without a job ends."""
+
+RETRY = 0.1
+"""Seconds until another try to start a thread."""
 
 Job = Callable[[], None]
 
@@ -36,7 +40,10 @@ class Completions:
         return self._idle
 
     def soon(self, job: Job) -> None:
-        """Run `job`, which must not raise, in a thread that does nothing else."""
+        """Run `job`, which must not raise, in a thread that does nothing else.
+
+        Called on an event loop, because it tries again later if no thread can be started.
+        """
         # The caller lowers `_idle`, and not the thread that takes the job. Otherwise a second job
         # could count on the same thread in between, and wait behind the first, which may be waiting
         # for it.
@@ -47,9 +54,13 @@ class Completions:
         if taken:
             self._jobs.put(job)
         else:
-            threading.Thread(
+            thread = threading.Thread(
                 target=self._work, args=(job,), name="aiodist futures", daemon=True
-            ).start()
+            )
+            try:
+                thread.start()
+            except RuntimeError:  # the process has as many as it may have, for now
+                asyncio.get_running_loop().call_later(RETRY, self.soon, job)
 
     def _work(self, job: Job) -> None:
         while True:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -120,6 +121,25 @@ def test_threads_are_used_again(no_leaks: None) -> None:
         while not made.idle:  # between the end of a job and the wait for the next
             threading.Event().wait(0.001)
     assert len(set(names)) == 1
+
+
+@pytest.mark.usefixtures("no_leaks", "soon_gone")
+async def test_a_thread_that_cannot_be_started_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    start, tries = threading.Thread.start, []
+
+    def starts(thread: threading.Thread) -> None:
+        tries.append(thread)
+        if len(tries) == 1:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    loop, done = asyncio.get_running_loop(), asyncio.Event()
+    monkeypatch.setattr(threading.Thread, "start", starts)
+    Completions().soon(lambda: loop.call_soon_threadsafe(done.set))
+    await done.wait()
+    assert len(tries) == 2
 
 
 def attached(
