@@ -185,7 +185,10 @@ class Ranks:
                     started.tail.extend(splitter.feed(chunk))
                 continue
             await self._pass_on(started, fd, splitter.feed(chunk))
-        await self._pass_on(started, fd, splitter.flush())
+        if started.rank == self._with_input:
+            started.tail.extend(splitter.flush())  # it was written as it came
+        else:
+            await self._pass_on(started, fd, splitter.flush())
 
     async def _read(self, stream: asyncio.StreamReader, started: _Rank, fd: int) -> bytes:
         """Read the next bytes. Show a traceback that was held back long enough."""

@@ -8,6 +8,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+UNFINISHED = """
+import os
+os.write(2, b"one\\ntwo")  # no end of line
+os._exit(3)
+"""
+
 SCRIPT = """
 import asyncio
 import os
@@ -26,8 +32,8 @@ asyncio.run(main())
 """
 
 
-def _start(tmp_path: Path, *arguments: object) -> subprocess.Popen[str]:
-    (tmp_path / "debugged.py").write_text(SCRIPT)
+def _start(tmp_path: Path, *arguments: object, script: str = SCRIPT) -> subprocess.Popen[str]:
+    (tmp_path / "debugged.py").write_text(script)
     env = {name: value for name, value in os.environ.items() if not name.startswith("AIODIST_")}
     return subprocess.Popen(
         [sys.executable, "-m", "aiodist_cli", "run", *map(str, arguments), "debugged.py"],
@@ -80,3 +86,12 @@ def test_a_rank_of_this_node(tmp_path: Path) -> None:
         _, err = process.communicate(timeout=200)
         assert process.returncode == 2
         assert "0 to 1" in err
+
+
+def test_a_last_line_without_an_end_is_written_once(tmp_path: Path) -> None:
+    with _start(tmp_path, "-n", 1, "--stdin", 0, script=UNFINISHED) as process:
+        _, err = process.communicate(timeout=200)
+        assert process.returncode == 3
+        written, _, told = err.partition("aiodist run: ")
+        assert written == "one\ntwo"
+        assert "[0] one\n[0] two\n" in told
