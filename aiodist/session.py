@@ -498,9 +498,9 @@ async def _join(
     except BaseException:
         for listener in listeners:
             listener.close()
-        await endpoint.finish(0)
         if control is not None:
-            control.abort()
+            control.abort()  # first, because a cancellation may end this wait
+        await endpoint.finish(0)
         raise
     own = endpoint_of(view.members[view.ranks[ask.id]], options.reach.transports)
     coordinator_host = parse_address(address).host

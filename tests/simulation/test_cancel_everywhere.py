@@ -7,6 +7,7 @@ For as long as it is cancelled in time, it is tried again with one more turn.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -305,3 +306,18 @@ def test_connecting():
             assert count > 2
             return
         assert outcomes[VICTIM] is True or isinstance(outcomes[VICTIM], aiodist.AiodistError)
+
+
+@pytest.mark.timeout(120)
+def test_connecting_in_vain():
+    for turn in itertools.count():
+        simulation = Simulation(1, seed=turn, conditions=QUICK)
+
+        async def join(turn: int = turn, simulation: Any = simulation) -> bool:
+            task = await cancelled_at(turn, lambda: simulation.connecting(0, size=2, timeout=1.0))
+            assert task.cancelled() or isinstance(task.exception(), aiodist.JoinTimeoutError)
+            return task.cancelled()
+
+        if simulation.play({0: join()}) == [False]:
+            assert turn > 2
+            return
