@@ -91,8 +91,9 @@ class Store(c10d.Store):
 
         Raises CollectiveTimeoutError, which is also a DistBackendError, after the timeout.
         """
-        self.wait([key])
-        return self._run(self._store.get, key) or b""
+        while (value := self._run(self._store.get, key)) is None:
+            self.wait([key])  # again, if it is deleted before it is read
+        return value
 
     def add(self, key: str, value: int) -> int:
         """Add to the number at `key` (0 if there is none), and return the sum."""
@@ -146,7 +147,7 @@ class Store(c10d.Store):
     def multi_get(self, keys: list[str]) -> list[bytes]:
         """Return the values of `keys`, and wait for them."""
         self.wait(keys)
-        return [self._run(self._store.get, key) or b"" for key in keys]
+        return [self.get(key) for key in keys]
 
     def multi_set(self, keys: list[str], values: Sequence[str | bytes]) -> None:
         """Set each of `keys` to its value."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -12,6 +13,21 @@ from torch._C import _distributed_c10d as c10d
 
 import aiodist
 from aiodist_torch import Store
+
+
+class Shortly:
+    """A store with a key that is set and deleted within a wait for it, and stays the next time."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner, self.get, self.waits = inner, inner.get, 0
+
+    async def wait(self, keys: list[str], **options: Any) -> None:
+        self.waits += 1
+        await self.inner.set(keys[0], b"%d" % self.waits)
+        await self.inner.wait(keys, **options)
+        if self.waits == 1:
+            await self.inner.delete(keys[0])
+
 
 rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 store = Store(sys.argv[1], size, rank=rank)
@@ -30,6 +46,10 @@ for backend in ("gloo", "aiodist"):
         store.append("k", "2")
         store.append("new", "3")
         assert store.multi_get(["k", "new"]) == [b"12", b"3"]
+        inner, store._store = store._store, Shortly(store._store)
+        assert store.get("short") == b"2"
+        store._store = inner
+        assert store.delete_key("short")
         store.multi_set(["a", "b"], ["1", b"2"])
         assert (store.add("a", 4), store.check(["a", "b"]), store.check(["c"])) == (5, True, False)
         assert [store.delete_key(key) for key in ("k", "k", "new")] == [True, False, True]
