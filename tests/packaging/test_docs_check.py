@@ -171,6 +171,8 @@ def test_names_that_python_imports_are_there(
     check: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)  # type: ignore[arg-type]  # not installed
+    for name in [one for one in sys.modules if one.startswith("aiodist_vllm")]:
+        monkeypatch.delitem(sys.modules, name)  # another test may have imported it with a stand-in
     page = '```python not-run="no GPU"\nfrom {} import {}\nawait x\n```\n'
     for good in [
         ("aiodist.testing", "explore, judge"),
