@@ -268,21 +268,16 @@ class Fetching:
         maps = is_near and not (memory is not None and memory.is_own and holding.filled)
         if not maps:
             await holding.make_own(shared=bool(participant.store.host))
-        feed = await participant.meetings.fed_by(source)
-        base = None if maps else self._base(holding)
-        try:
-            if base is not None:
+        async with await participant.meetings.fed_by(source) as pair:
+            if (base := None if maps else self._base(holding)) is not None:
                 known = participant.stock.differences
                 with holding.decoding():
-                    if await chains.take(feed.pair, holding, base, known, participant.patience):
+                    if await chains.take(pair, holding, base, known, participant.patience):
                         return
             else:
                 holding.is_begun = True
-                await transfers.ask(feed.pair, holding, maps=maps)
-            await self._take_rest(feed.pair, holding, maps=maps)
-        except BaseException as error:
-            await feed.close(f"{type(error).__name__}: {error}")
-            raise
+                await transfers.ask(pair, holding, maps=maps)
+            await self._take_rest(pair, holding, maps=maps)
 
     async def _take_rest(self, pair: Group, holding: Holding, *, maps: bool) -> None:
         """Receive whole what was asked for."""

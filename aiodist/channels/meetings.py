@@ -29,7 +29,7 @@ class Meetings:
     """The groups of two of one participant of `channel`.
 
     `calls`: how many others have called and not yet said what they want. `feed`: the source of the
-    last version.
+    last version, unless a task takes from it now.
     """
 
     def __init__(
@@ -90,14 +90,16 @@ class Meetings:
             raise JoinError(f"the participant {source} of the channel is gone") from None
 
     async def fed_by(self, source: LinePlace) -> Feed:
-        """Meet another participant, and keep the group. Raises what `called` and `connect` do."""
-        if self.feed is not None and self.feed.source == source:
-            return self.feed
-        if self.feed is not None:
-            await self.feed.close()
+        """Meet another participant: ``async with await meetings.fed_by(source) as pair``. The group
+        is kept for the next version. Raises what `called` and `connect` do."""
+        # One task at a time has it, because a cancelled call's task may still take a version.
+        feed, self.feed = self.feed, None
+        if feed is not None and feed.source == source:
+            return feed
+        if feed is not None:
+            await feed.close()
         meeting = await self.called(source.id)
-        self.feed = feed = Feed(self, self._tasks, source, await meeting.__aenter__())
-        return feed
+        return Feed(self, self._tasks, source, await meeting.__aenter__())
 
     def met_in(self, pair: Group) -> None:
         """Note that this participant is in a group of two."""
@@ -141,14 +143,16 @@ def _sum(moved: Iterable[tuple[int, int]]) -> tuple[int, int]:
 class Feed:
     """The source of the last version, which is asked for the next one, too.
 
-    Finding and meeting a new source would take round trips. A feed ends if it fails, or by `close`.
+    Finding and meeting a new source would take round trips. A feed ends if it fails, if another
+    task has kept its own meanwhile, or by `close`.
     """
 
     def __init__(
         self, meetings: Meetings, tasks: ChannelTasks, source: LinePlace, pair: Group
     ) -> None:
         self.source = source
-        self.pair = pair
+        self._pair = pair
+        self._is_over = False
         self._meetings = meetings
         self._tasks = tasks
         # Gets no message, but fails when the source leaves.
@@ -160,14 +164,25 @@ class Feed:
             leaves.exception()
             self._tasks.adopt(asyncio.ensure_future(self.close()))
 
-    async def close(self, reason: str = "") -> None:
-        """End it. `reason`: why a transfer is aborted."""
+    async def close(self) -> None:
+        """End it. Idempotent."""
         if self._meetings.feed is self:
             self._meetings.feed = None
+        if not self._is_over:
+            self._is_over = True
             self._leaves.cancel()
-            if reason:
-                self.pair.abort(reason)
-            await self._meetings.leave(self.pair)
+            await self._meetings.leave(self._pair)
+
+    async def __aenter__(self) -> Group:
+        return self._pair
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            self._pair.abort(in_words(error))
+        elif self._meetings.feed is None and not self._is_over:
+            self._meetings.feed = self
+            return
+        await self.close()
 
 
 class Meeting:

@@ -87,3 +87,50 @@ def test_calling_one_that_has_left_leaves_nothing_behind():
         stage.done.set()
 
     stage.play({0: stage.publish(), 1: first(), 2: second()})
+
+
+def test_a_source_that_answers_only_after_the_next_version_came_from_another_one():
+    """The call that wanted it has timed out, and its task still waits for the source."""
+    stage = ServingStage(3)
+    has, called, answers = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def publish():
+        async with stage.publisher() as out:
+            await out.publish(tree(1), version=1)
+            await called.wait()
+            await out.publish(tree(2), version=2)
+            await stage.done.wait()
+
+    async def first():
+        async with stage.subscriber() as weights:
+            role = weights._participant.role
+            met = role.met
+
+            async def answers_late(name):
+                called.set()
+                await answers.wait()
+                await met(name)
+
+            role.met = answers_late
+            await weights.latest()
+            has.set()
+            await stage.done.wait()
+
+    async def second():
+        await has.wait()
+        async with stage.subscriber() as weights:
+            meetings, joined = weights._participant.meetings, asyncio.Event()
+            with pytest.raises(TimeoutError):
+                await weights.latest(timeout=PATIENCE / 10)
+            assert (await weights.latest(newer_than=1))[0] == 2
+            before = [*meetings._pairs]
+            assert len(before) == 1
+            met_in = meetings.met_in
+            meetings.met_in = lambda pair: joined.set() or met_in(pair)
+            answers.set()
+            await joined.wait()
+            await next_sign_of_life(weights._participant)
+            assert [*meetings._pairs] == before
+        stage.done.set()
+
+    stage.play({0: publish(), 1: first(), 2: second()})
