@@ -187,10 +187,7 @@ class Slicing:
             while not lot.is_whole and (lot.wanted or running):
                 if lot.todo and lot.wanted:
                     search.check()
-                    asks = await self._asks(lot, search)
-                    if asks and not self._is_mapped(lot, asks):
-                        await lot.make_own(shared=bool(self._participant.store.host))
-                    for ask in asks:
+                    for ask in await self._asks(lot, search):
                         running[asyncio.ensure_future(self._take(lot, ask, base))] = ask
                 if not running:
                     await search.go_behind(self._me(lot), lot)
@@ -272,7 +269,8 @@ class Slicing:
                 await parcels.take(pair, lot, place.wants, ask.parcels, patience, mirror, who)
 
     async def _asks(self, lot: Lot, search: Search) -> list[Ask]:
-        """What to ask of which participant. Pieces that none has stay in `todo`."""
+        """What to ask of which participant, with memory for it. Pieces that none has stay in
+        `todo`, and without memory all of them."""
         participant = self._participant
         me = self._me(lot)
         # Ask again each time, because a restarted coordinator has forgotten the line.
@@ -308,12 +306,21 @@ class Slicing:
             there |= {one.id: one.id in heard for one in new}
             if len(heard) == len(new):
                 break
-        lot.todo = lacking
-        return [
+        found = [
             Ask(one, seats.get(one.id, 0), has, slices.parcels(asked, lot.arrays))
             for one, has, asked in zip(holders, held, asks, strict=True)
             if asked
         ]
+        try:
+            if found and not self._is_mapped(lot, found):
+                await lot.make_own(shared=bool(participant.store.host))
+        except (OSError, MemoryError) as error:
+            for ask in found:
+                search.lose(ask.place, error)
+            lot.stir()
+            return []
+        lot.todo = lacking
+        return found
 
     async def _want_of(self, place: LinePlace, arrays: Arrays) -> Want:
         """The slices that another participant has of a version, or will have."""

@@ -11,7 +11,7 @@ from channel_stage import PATIENCE, ChannelStage
 from seeds import seeds
 
 import aiodist
-from aiodist.channels import manifest, parcels, slices, subscriber
+from aiodist.channels import lots, manifest, parcels, slices, subscriber
 from aiodist.channels.into import VersionReading
 from aiodist.testing.simulation import Killed
 
@@ -173,6 +173,31 @@ def test_all_of_a_version_of_several_shares():
             await stage.done.wait()
 
     stage.play({0: publish(0), 1: publish(1), 2: take(), 3: stream()})
+
+
+@pytest.mark.parametrize("shares", [1, 2])
+def test_slices_come_after_there_was_no_memory_for_them(monkeypatch, shares):
+    """Memory is free again at the next attempt, which the same call makes."""
+    stage = Stage(shares + 1)
+    made, make = [], lots.VersionMemory
+
+    def first_fails(*args, **more):
+        made.append(args)
+        if len(made) == 1:
+            raise OSError(24, "Too many open files")
+        return make(*args, **more)
+
+    async def take():
+        async with stage.subscriber() as weights:
+            await known(weights, 1)
+            monkeypatch.setattr(lots, "VersionMemory", first_fails)
+            into = columns(0, 2)
+            assert await weights.latest(into=into) == 1
+            assert is_version(into, 1)
+            assert len(made) == 2
+        stage.done.set()
+
+    stage.play({**{at: stage.publish(at, shares) for at in range(shares)}, shares: take()})
 
 
 def test_floats_of_another_dtype():
