@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing, contextmanager, nullcontext
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple, Unpack, overload
 
@@ -255,17 +255,31 @@ class Subscriber:
     async def _in_place(self, newer_than: int, reading: VersionReading) -> int:
         while True:
             least = max(newer_than + 1, self._given)
-            fetch = asyncio.ensure_future(self._fetching.newest(least, reading))
-            self._participant.tasks.adopt(fetch)
-            try:
+            async with self._fetch(self._fetching.newest(least, reading)) as fetch:
                 await reading.in_place(fetch)
-            finally:
-                fetch.cancel()
-                await asyncio.gather(fetch, return_exceptions=True)
             version = fetch.result().version
             if version >= self._given:
                 self._given, self._mixed = version, None
                 return version
+
+    @asynccontextmanager
+    async def _fetch(
+        self, work: Coroutine[Any, Any, Holding | Lot]
+    ) -> AsyncIterator[asyncio.Task[Holding | Lot]]:
+        """Take a version in a task, as long as the context lasts. Raises the failure of this
+        participant, because that cancels the task."""
+        fetch = asyncio.ensure_future(work)
+        self._participant.tasks.adopt(fetch)
+        try:
+            yield fetch
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if fetch.cancelled() and caller is not None and not caller.cancelling():
+                self._participant.tasks.check()
+            raise
+        finally:
+            fetch.cancel()
+            await asyncio.gather(fetch, return_exceptions=True)
 
     @contextmanager
     def _noted(self, reading: VersionReading) -> Iterator[None]:
@@ -331,10 +345,10 @@ class Subscriber:
         releases = await self._release(version)
         reading = VersionReading(max_bytes=self._max_bytes)
         base = None if since is None or since == version else self._given_before(since)
-        fetch = asyncio.ensure_future(self._fetching.this(releases, reading))
-        self._participant.tasks.adopt(fetch)
-        arrays = reading.arrays(fetch)
-        try:
+        async with (
+            self._fetch(self._fetching.this(releases, reading)) as fetch,
+            aclosing(reading.arrays(fetch)) as arrays,
+        ):
             # The base stays until all arrays have been compared.
             with base or nullcontext():
                 async for coming, leaves in arrays:
@@ -344,10 +358,6 @@ class Subscriber:
                     for leaf, is_changed in zip(leaves, flags, strict=True):
                         yield coming, leaf, is_changed
                 self._given = max(self._given, version)
-        finally:
-            await arrays.aclose()
-            fetch.cancel()
-            await asyncio.gather(fetch, return_exceptions=True)
 
     def _given_before(self, version: int) -> Holding | None:
         """A version that was given here and is still in memory."""

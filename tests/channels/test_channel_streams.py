@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from channel_stage import CHUNK, PATIENCE, ChannelStage, ServingStage, filled, tree, until_filled
 
+import aiodist
 from aiodist.channels import into as channels_into
 from aiodist.channels import manifest, subscriber
 from aiodist.channels.holding import in_thread
@@ -149,5 +150,38 @@ def test_a_stream_of_a_newer_version_ends_while_latest_reads(monkeypatch, in_pla
             assert streamed == [2, "w"]
             assert version == into["w"][0]
             assert (await weights.latest())[0] == 2
+
+    stage.play({0: main()})
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+@pytest.mark.parametrize("how", ["in_place", "stream", "changed"])
+def test_what_waits_for_a_version_fails_when_its_subscriber_is_closed(how, at_once):
+    stage, called = ServingStage(1), asyncio.Event()
+
+    async def silent(name):
+        called.set()
+        await stage.done.wait()
+
+    async def wait(weights):
+        if how == "in_place":
+            await weights.latest(into=tree(0), in_place=True)
+        elif how == "stream":
+            _ = [name async for name, _ in weights.stream(1)]
+        else:
+            await weights.changed(1, since=0)
+
+    async def main():
+        async with stage.publisher() as out:
+            out._participant.role.met = silent
+            await out.publish(tree(1), version=1)
+            async with stage.subscriber() as weights:
+                await weights.wait()
+                waiting = asyncio.ensure_future(wait(weights))
+                if not at_once:
+                    await called.wait()
+            with pytest.raises(aiodist.GroupClosedError, match="'policy' was closed here"):
+                await waiting
+            stage.done.set()
 
     stage.play({0: main()})
