@@ -134,7 +134,8 @@ class VersionReading:
                         yield coming, leaves[first:given]
                         continue
                 if is_here:
-                    assert given == len(leaves or ()), "an array of a version is missing"
+                    assert leaves is not None, "a version was forgotten before it was read"
+                    assert given == len(leaves), "an array of a version is missing"
                     return
                 if newest is self.coming and not fetch.done():
                     await self._more(coming, fetch)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator
-from contextlib import aclosing, asynccontextmanager, contextmanager, nullcontext
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import ExitStack, aclosing, asynccontextmanager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple, Unpack, overload
 
@@ -255,7 +255,7 @@ class Subscriber:
     async def _in_place(self, newer_than: int, reading: VersionReading) -> int:
         while True:
             least = max(newer_than + 1, self._given)
-            async with self._fetch(self._fetching.newest(least, reading)) as fetch:
+            async with self._fetch(partial(self._fetching.newest, least, reading)) as fetch:
                 await reading.in_place(fetch)
             version = fetch.result().version
             if version >= self._given:
@@ -264,11 +264,19 @@ class Subscriber:
 
     @asynccontextmanager
     async def _fetch(
-        self, work: Coroutine[Any, Any, Holding | Lot]
+        self, work: Callable[[], Awaitable[Holding | Lot]]
     ) -> AsyncIterator[asyncio.Task[Holding | Lot]]:
         """Take a version in a task, as long as the context lasts. Raises the failure of this
         participant, because that cancels the task."""
-        fetch = asyncio.ensure_future(work)
+        held = ExitStack()
+
+        async def take() -> Holding | Lot:
+            found = await work()
+            # At once, because another call may take a newer version and forget this one.
+            held.enter_context(found)
+            return found
+
+        fetch = asyncio.ensure_future(take())
         self._participant.tasks.adopt(fetch)
         try:
             yield fetch
@@ -278,8 +286,9 @@ class Subscriber:
                 self._participant.tasks.check()
             raise
         finally:
-            fetch.cancel()
-            await asyncio.gather(fetch, return_exceptions=True)
+            with held:
+                fetch.cancel()
+                await asyncio.gather(fetch, return_exceptions=True)
 
     @contextmanager
     def _noted(self, reading: VersionReading) -> Iterator[None]:
@@ -346,7 +355,7 @@ class Subscriber:
         reading = VersionReading(max_bytes=self._max_bytes)
         base = None if since is None or since == version else self._given_before(since)
         async with (
-            self._fetch(self._fetching.this(releases, reading)) as fetch,
+            self._fetch(partial(self._fetching.this, releases, reading)) as fetch,
             aclosing(reading.arrays(fetch)) as arrays,
         ):
             # The base stays until all arrays have been compared.

@@ -13,6 +13,7 @@ import aiodist
 from aiodist.channels import into as channels_into
 from aiodist.channels import manifest, subscriber
 from aiodist.channels.holding import in_thread
+from aiodist.channels.into import VersionReading
 from aiodist.channels.store import GONE
 
 
@@ -150,6 +151,32 @@ def test_a_stream_of_a_newer_version_ends_while_latest_reads(monkeypatch, in_pla
             assert streamed == [2, "w"]
             assert version == into["w"][0]
             assert (await weights.latest())[0] == 2
+
+    stage.play({0: main()})
+
+
+def test_a_stream_begins_while_latest_gives_a_newer_version(monkeypatch):
+    """Both versions are here, and the older one is forgotten when the newer one is given."""
+    stage, begin, giving = ServingStage(1), VersionReading.begin, []
+
+    async def main():
+        async with stage.publisher(keep=2) as out, stage.subscriber() as weights:
+            for version in (1, 2):
+                await out.publish(tree(version), version=version)
+                await weights.wait(newer_than=version - 1)
+                await weights._fetching._whole(weights._participant.releases[-1], VersionReading())
+
+            def begins(reading, coming):
+                begin(reading, coming)
+                if not giving:
+                    giving.append(asyncio.ensure_future(weights.latest()))
+
+            monkeypatch.setattr(VersionReading, "begin", begins)
+            ((name, array),) = [one async for one in weights.stream(1)]
+            assert name == "w"
+            assert np.array_equal(array, tree(1)["w"])
+            assert (await giving[0])[0] == 2
+            assert [*weights._participant.stock.holdings] == [2]
 
     stage.play({0: main()})
 
