@@ -178,10 +178,16 @@ class ChannelStore:
         actor = group._actor
         if actor.is_evicted:
             async with self._opening:
+                self._tasks.check()
                 if self._group is group:
                     log.warning("channel %r: joining again: %s", self._channel, error)
                     await actor.gone()
                     await self._join()
+                    try:
+                        self._tasks.check()
+                    except AiodistError:  # it was closed meanwhile, so only this knows the group
+                        await self.close()
+                        raise
         elif actor.is_over or not actor.control.is_open:
             self._tasks.fail(error)
             raise error

@@ -285,3 +285,32 @@ def test_a_version_is_listed_again_after_its_only_participant_was_ruled_lost():
         stage.done.set()
 
     stage.play({0: publish(), 1: take()})
+
+
+def test_a_publisher_that_is_closed_as_it_joins_again_leaves():
+    """It was ruled lost, and its program's call joins again."""
+    stage = Stage(1)
+
+    async def main():
+        joining, may = asyncio.Event(), asyncio.Event()
+        async with stage.publisher(lease=5.0) as out:
+            store, tasks = out._participant.store, out._participant.tasks
+
+            async def joins(join=store._join):
+                joining.set()
+                await may.wait()
+                await join()
+
+            store._join = joins
+            for task in tasks._tasks:  # these do not join first
+                task.cancel()
+            stage.sim.nodes[0].stop()
+            stage.sim.network.later_by(900, stage.sim.nodes[0].resume)
+            publishing = asyncio.ensure_future(out.publish(W, version=1))
+            await joining.wait()
+        may.set()
+        with pytest.raises(aiodist.GroupClosedError, match="'policy' was closed here"):
+            await publishing
+        assert not stage.sim._served.status()["groups"]
+
+    stage.play({0: main()})
