@@ -52,7 +52,6 @@ class Fetching:
         """Wait for a version above `newer_than`, and return the number of the newest."""
         participant = self._participant
         while True:
-            participant.changed.clear()
             participant.tasks.check()
             newest = directory.newest(participant.releases)
             if newest is not None and newest > newer_than:
@@ -68,7 +67,7 @@ class Fetching:
         participant = self._participant
         pause = PAUSE
         while True:
-            participant.changed.clear()
+            changed = participant.changed
             async with self._turn:
                 participant.tasks.check()
                 known = reversed(directory.versions(participant.releases))
@@ -78,7 +77,7 @@ class Fetching:
                         return await self._attempt(releases, reading)
                     if directory.newest(participant.releases) != fit[0][0].version:
                         break  # a newer one has come
-            pause = await self._pause(pause if fit else None)
+            pause = await self._pause(changed, pause if fit else None)
 
     async def this(self, releases: Shares, reading: VersionReading) -> Holding | Lot:
         """Take this version. Raises ValueError if newer versions have replaced it, or if no living
@@ -91,7 +90,7 @@ class Fetching:
         missed: tuple[tuple[str, int], int] | None = None
         since = clock()
         while True:
-            participant.changed.clear()
+            changed = participant.changed
             if directory.is_gone(await participant.store.look(), releases):
                 self._forget_gone()
                 raise ValueError(f"the channel does not have version {version} any more")
@@ -103,14 +102,14 @@ class Fetching:
                 missed, since = now, clock()
             elif clock() > since + participant.patience:
                 raise ValueError(f"no living participant has version {version} of the channel")
-            pause = await self._pause(pause)
+            pause = await self._pause(changed, pause)
 
-    async def _pause(self, seconds: float | None) -> float:
+    async def _pause(self, changed: asyncio.Event, seconds: float | None) -> float:
         """Wait for news of the channel, for at most so long. Returns how long to wait the next
         time."""
         try:
             async with asyncio.timeout(seconds):
-                await self._participant.changed.wait()
+                await changed.wait()
         except TimeoutError:
             assert seconds is not None
             return min(2 * seconds, LONGEST_PAUSE)
@@ -141,7 +140,7 @@ class Fetching:
             if known is not None:  # of a publisher that is forgotten
                 known.retire()
             known = holdings[release.version] = Holding(release, self._participant.stock.spare)
-            self._participant.changed.set()  # another participant may have asked for it already
+            self._participant.tasks.tell()  # another participant may have asked for it already
         known.release = release  # it may be elsewhere in memory now
         return known
 

@@ -94,7 +94,7 @@ class Participant:
 
     @property
     def changed(self) -> asyncio.Event:
-        """Set when `releases` change, or when this participant has failed."""
+        """Set when `releases` change, or when this participant fails. Then this is a new one."""
         return self.tasks.changed
 
     async def open(self) -> None:
@@ -176,7 +176,7 @@ class Participant:
             self.say()
         there = [releases[0].version for releases in directory.versions(self.releases)]
         self._lag.hear(there, asyncio.get_running_loop().time())
-        self.changed.set()
+        self.tasks.tell()
 
     async def _live(self, store: Store) -> None:
         while True:

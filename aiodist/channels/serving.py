@@ -88,7 +88,6 @@ async def _until_begun(participant: Participant, version: int) -> None:
                 newest = directory.newest(participant.releases)
                 if newest is not None and version < newest:
                     return  # it is not taken here any more
-                participant.changed.clear()
                 participant.tasks.check()
                 await participant.changed.wait()
 

@@ -16,7 +16,8 @@ T = TypeVar("T")
 class ChannelTasks:
     """The tasks of a participant of `channel`.
 
-    `changed` is set when the participant has failed, or when its owner knows more.
+    `changed` is set by the next `tell`: take it, look, and wait for it. It is not cleared, because
+    others wait for it, too.
     """
 
     def __init__(self, channel: str) -> None:
@@ -62,7 +63,6 @@ class ChannelTasks:
     async def until(self, event: asyncio.Event) -> None:
         """Wait for an event. Raises the error of this participant, if it fails before."""
         while not event.is_set():
-            self.changed.clear()
             self.check()
             waits = [asyncio.ensure_future(one.wait()) for one in (event, self.changed)]
             try:
@@ -84,7 +84,12 @@ class ChannelTasks:
         """Let the participant fail, unless it has failed before."""
         if self._failure is None:
             self._failure = error
+        self.tell()
+
+    def tell(self) -> None:
+        """Wake up those that wait, because this participant has failed or knows more."""
         self.changed.set()
+        self.changed = asyncio.Event()
 
     async def close(self) -> None:
         """End all tasks, and let further ones fail."""

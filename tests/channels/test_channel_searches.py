@@ -12,6 +12,7 @@ from channel_stage import ChannelStage, line
 
 from aiodist import Shard
 from aiodist.channels import directory, manifest, window
+from aiodist.channels.search import NobodyError
 from aiodist.channels.slicing import Slicing
 from aiodist.testing.simulation import Killed
 
@@ -310,7 +311,6 @@ def test_manifests_of_a_version_that_is_replaced_are_not_asked_for_in_turn(monke
 
     async def until_known(participant):
         while directory.newest(participant.releases) != 2:
-            participant.changed.clear()
             await participant.changed.wait()
 
     async def publish():
@@ -339,3 +339,28 @@ def test_manifests_of_a_version_that_is_replaced_are_not_asked_for_in_turn(monke
     mains = {number: serve(number) for number in range(stage.servers)}
     assert stage.play({**mains, stage.servers: publish(), stage.servers + 1: come()})[-1] == 2
     assert len(asked) == 2  # the last one in line, and the publisher
+
+
+def test_a_version_that_came_during_a_search_is_looked_for_at_once():
+    """Even if another call has waited for the same news meanwhile."""
+    stage = ChannelStage(1)
+
+    async def main():
+        async with stage.publisher() as out, stage.subscriber() as weights:
+            fetching, clock, failed = weights._fetching, stage.sim.loop.time, []
+            attempt = fetching._attempt
+
+            async def fails(releases, reading):
+                if failed:
+                    assert clock() == failed[0]
+                    return await attempt(releases, reading)
+                await asyncio.gather(weights.wait(newer_than=1), out.publish(array(2), version=2))
+                failed.append(clock())
+                raise NobodyError
+
+            fetching._attempt = fails
+            await out.publish(array(1), version=1)
+            await weights.wait()
+            assert (await weights.latest())[0] == 2
+
+    stage.play({0: main()})

@@ -86,7 +86,6 @@ class Stage(ChannelStage):
 async def known(weights, version):
     """Wait until the subscriber knows of it."""
     while weights.newest != version:
-        weights._participant.changed.clear()
         await weights._participant.changed.wait()
 
 

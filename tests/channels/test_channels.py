@@ -284,9 +284,9 @@ def test_who_waits_for_a_later_version_holds_up_nobody(run, channel):
 def test_who_waits_for_a_version_that_nobody_has_holds_up_nobody(run, channel, monkeypatch):
     pauses, pause = asyncio.Semaphore(0), Fetching._pause
 
-    async def noted(self, seconds):
+    async def noted(self, *news):
         pauses.release()
-        return await pause(self, seconds)
+        return await pause(self, *news)
 
     monkeypatch.setattr(Fetching, "_pause", noted)
 
