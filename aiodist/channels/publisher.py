@@ -183,7 +183,6 @@ class Publisher:
         """Wait until a change of the releases is known here, too."""
         participant = self._participant
         while not is_known(participant.releases):
-            participant.changed.clear()
             participant.tasks.check()
             await participant.changed.wait()
 
