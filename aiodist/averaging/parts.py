@@ -112,12 +112,14 @@ class AverageSettings:
 
 @dataclass(slots=True)
 class MemberPart:
-    """`reached`: the last result that a call had; None: there was none. `begun`: the rounds after
-    it that were decided with a call of this member, the number of that call, and the digest of the
-    round before. `call`: the one that waits. `offers`: calls whose contributions may count, by
-    number. `ids`: those that this member has had. `is_owed`: the task of a call has not taken its
-    result yet, and may turn out to be cancelled. `results`: the last rounds, by number, for
-    members that ask for them. `carried`: contributions that are in no result, for later calls."""
+    """`reached`: the last result that a call had; None: there was none. `floor`: the result before
+    the last round in which a call failed, so that the next call misses no round. `begun`: the
+    rounds after `reached` that were decided with a call of this member, the number of that call,
+    and the digest of the round before. `call`: the one that waits. `offers`: calls whose
+    contributions may count, by number. `ids`: those that this member has had. `is_owed`: the task
+    of a call has not taken its result yet, and may turn out to be cancelled. `results`: the last
+    rounds, by number, for members that ask for them. `carried`: contributions that are in no
+    result, for later calls."""
 
     name: str
     ways: Ways
@@ -130,6 +132,7 @@ class MemberPart:
     running: RunningRound | None = None
     results: dict[int, tuple[wire.Outcome, list[Flat]]] = field(default_factory=dict)
     carried: list[list[Flat]] = field(default_factory=list)
+    floor: wire.Reached | None = None
     ready: deque[SettledCall] = field(default_factory=deque)  # results that no call has had yet
     is_owed: bool = False
     residuals: PartResiduals | None = None
@@ -153,14 +156,16 @@ class MemberPart:
     def after(self) -> wire.Reached | None:
         """The result after which a call is made. A first call that was decided on may be in the
         next round, and so must not be in a later one."""
-        if self.reached is not None or not self.begun:
+        if self.reached is not None:
             return self.reached
+        if not self.begun:
+            return self.floor
         round = max(self.begun)
         return wire.Reached(round - 1, self.begun[round][1])
 
     def start_at(self, reached: wire.Reached | None) -> None:
         """Go on from the state of another member, whose last result was this one."""
-        self.reached = reached
+        self.reached, self.floor = reached, None
         self.begun.clear()
         self.ready.clear()
 
@@ -322,8 +327,7 @@ class MemberPart:
         self.stop()
         decision = running.decision
         self.begun.pop(decision.round, None)
-        if self.reached is None:
-            self.reached = decision.before  # so that the next call misses no round
+        self.floor = decision.before
         call = self.offers.pop(self._call_in(decision), None)
         if call is not None and call is self.call:
             self.fail(error)
@@ -401,7 +405,7 @@ class MemberPart:
         """A result has come from another member."""
         if self.running is not None and self.running.decision.round <= outcome.round:
             self.stop()
-        call, reached = self.call, self.reached
+        call, reached = self.call, self.reached or self.floor
         if call is None or call.done.done():
             return
         if call.after != outcome.before:

@@ -99,7 +99,12 @@ class Meetings:
         if feed is not None:
             await feed.close()
         meeting = await self.called(source.id)
-        return Feed(self, self._tasks, source, await meeting.__aenter__())
+        pair = await meeting.__aenter__()
+        try:
+            return Feed(self, self._tasks, source, pair)
+        except BaseException:
+            await self.leave(pair)
+            raise
 
     def met_in(self, pair: Group) -> None:
         """Note that this participant is in a group of two."""

@@ -221,10 +221,10 @@ class Coordinator:
             self._ending = self._loop.create_task(self._end(address), name="aiodist stop")
         ending = self._ending
         if ending is not None:
-            # If the loop of an earlier call ended, so did the task, cancelled or not.
-            if not ending.done():
+            # The loop of an earlier call may have ended, and the task with it.
+            if not (ending.done() or ending.get_loop().is_closed()):
                 await asyncio.wait({ending})
-            if not ending.cancelled():
+            if ending.done() and not ending.cancelled():
                 ending.result()
 
     async def _end(self, address: Address) -> None:

@@ -48,7 +48,7 @@ class Caller:
             # also an address that makes no sense, because the others must hear of it
             except Exception as error:
                 why = f"not reachable: {error}"
-                if (exhausted := exhaustion(error)) is not None and peer.is_needed:
+                if peer.is_needed and (exhausted := exhaustion(error)) is not None:
                     self._endpoint.owner.exhausted(exhausted)  # not the fault of the peer
                 # The peer was there, and no process listens there any more.
                 is_over = bool(peer.broken) and isinstance(error.__cause__, ConnectionRefusedError)

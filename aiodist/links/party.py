@@ -75,15 +75,16 @@ class Party:
         """Send `peer` a small frame behind all that was sent before."""
         self.peers[peer].send(pack_fields(kind, self.id, *fields))
 
-    def reach(self, peer: int, kind: int, *fields: Any) -> None:
-        """Send `peer` a small frame, and make a link for it, but do not wait for it in `close`."""
-        self.peers[peer].reach(pack_fields(kind, self.id, *fields))
+    def reach(self, peer: int, kind: int, *fields: Any, asks: bool = False) -> None:
+        """Send `peer` a small frame, and make a link for it, but do not wait for it in `close`.
+        `asks`: see `Peer.reach`."""
+        self.peers[peer].reach(pack_fields(kind, self.id, *fields), asks=asks)
 
     def ask(self, peer: int) -> None:
         """Have `peer` say when it leaves this group, or that it has left, if only it can."""
         # Any frame does that. This one does nothing else.
         if not self.endpoint.owner.tells_who_leaves(self.id):
-            self.reach(peer, kinds.KICK)
+            self.reach(peer, kinds.KICK, asks=True)
 
     def discard(self, dst: int, token: object) -> None:
         """See `Link.discard`."""

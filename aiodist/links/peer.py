@@ -146,9 +146,9 @@ class Peer:
     """One rank: the link to it, and the `Receiver` of that link."""
 
     __slots__ = (
-        "_came", "_early_bytes", "_endpoint", "_generation", "_in_vain", "_made", "_once_linked",
-        "_process_watch", "_queue", "_reaching", "_silent", "_taken", "_unheard", "broken",
-        "calling", "dialing", "id", "link", "rank",
+        "_came", "_early_bytes", "_endpoint", "_generation", "_in_vain", "_is_asked", "_made",
+        "_once_linked", "_process_watch", "_queue", "_reaching", "_silent", "_taken", "_unheard",
+        "broken", "calling", "dialing", "id", "link", "rank",
     )  # fmt: skip
 
     def __init__(self, endpoint: PeerHome, rank: int, id: str) -> None:
@@ -174,7 +174,8 @@ class Peer:
         self._once_linked: deque[bytes] = deque(maxlen=MOST_ONCE_LINKED)
         """Frames that wait, too, but for which this rank makes no link."""
         self._reaching: list[bytes] = []
-        """Frames for which it tries to make one, but that nobody waits for."""
+        """Frames for which it tries to make one, too."""
+        self._is_asked = False  # one of these is for an operation that waits for this peer
         # bytes of frames for groups that do not exist here yet, see MAX_EARLY_BYTES
         self._early_bytes = 0
 
@@ -207,21 +208,27 @@ class Peer:
         if self.dialing is None:
             self.dialing = endpoint.start_dialing(self)
 
-    def reach(self, header: bytes) -> None:
-        """Send an urgent frame, and make a link for it. It does not count as `held`, and a peer
-        that cannot be reached is not lost by that. Does nothing if the peer is lost."""
+    def reach(self, header: bytes, *, asks: bool) -> None:
+        """Send an urgent frame, and make a link for it. It does not count as `held`. Does nothing
+        if the peer is lost.
+
+        `asks`: an operation waits for this peer, which is lost if it cannot be reached. Otherwise
+        it is not lost by that.
+        """
         endpoint = self._endpoint
         if self.link is not None:
             self.link.send(header, urgent=True)
         elif self.rank not in endpoint.lost and not endpoint.closing:
             self._reaching.append(header)
+            self._is_asked = self._is_asked or asks
             if self.dialing is None:
-                self.dialing = endpoint.start_dialing(self)
+                dialing = endpoint.start_dialing(self)
+                self.dialing = None if dialing.done() else dialing  # it may have failed at once
 
     @property
     def is_needed(self) -> bool:
         """Whether something waits for a connection that cannot be without it."""
-        return self.link is not None or bool(self._queue)
+        return self.link is not None or self._is_asked or bool(self._queue)
 
     @property
     def held(self) -> int:

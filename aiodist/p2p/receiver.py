@@ -251,6 +251,11 @@ class MessageReceiver:
                 self._channel.ask(rank)
                 return
 
+    def ask_again(self) -> None:
+        """Ask the ranks again that say when they leave, because nobody else tells any more."""
+        for rank in [*self._asked]:  # who cannot be reached is lost
+            self._channel.ask(rank)
+
     def close(self) -> None:
         for waiting in self._waiting:
             for receiving in waiting:

@@ -247,6 +247,9 @@ class RankActor(EndpointOwner):
                     "gone for good" if event.final else "away",
                     event.reason,
                 )
+            if event.final and not self.is_over:
+                for context in self.contexts:
+                    context.p2p.receiver.ask_again()
             self.endpoint.ruled()  # last: what waits for a ruling has heard of an eviction by then
         elif isinstance(event, CoordinatorBack):
             # A warning like the one before, because its reader waits for this.

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from over_links import until
 
 import aiodist
 
@@ -146,3 +147,28 @@ async def test_who_cannot_tell_of_an_abort_stays_in_the_group(
         await asyncio.gather(*(task for task in whole.endpoint._tasks if "dial" in task.get_name()))
         assert whole.context.ended is None and not whole.endpoint.lost
         assert other._actor.context.ended is None
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["waits first", "waits later"])
+@pytest.mark.parametrize("closes", [True, False], ids=["close", "abort"])
+async def test_what_waits_for_a_rank_when_there_is_no_coordinator(
+    first: bool, closes: bool
+) -> None:
+    async with aiodist.Coordinator("tcp://127.0.0.1:0", returns=False) as coordinator:
+        address = coordinator.address
+        groups = await asyncio.gather(*(aiodist.connect(address, rank=r, size=3) for r in range(3)))
+        await asyncio.gather(*(group.barrier() for group in groups))
+        assert groups[1]._context.link(2) is None
+        works = [groups[1].irecv(src=2)] if first else []
+        await coordinator.stop()
+        await until(lambda: not groups[1]._actor.control.is_open)
+        if closes:
+            await groups[2].close()
+        else:
+            groups[2].abort("out of disk")
+        works += [groups[1].irecv(src=2)]
+        for work in works:
+            with pytest.raises(aiodist.PeerLostError, match="rank 2 is lost"):
+                await work
+        for group in groups[:2]:
+            group.abort("the test is over")
