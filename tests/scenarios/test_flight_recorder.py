@@ -9,6 +9,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import pytest
@@ -18,7 +19,9 @@ from aiodist import flight_recorder
 
 
 @pytest.fixture(autouse=True)
-def off() -> Iterator[None]:
+def off(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    # Ranks that were killed in simulations of earlier tests may not have been collected yet.
+    monkeypatch.setattr(flight_recorder, "_actors", WeakSet())
     flight_recorder.disable()
     before = signal.getsignal(signal.SIGUSR1)
     yield
