@@ -38,6 +38,6 @@ class EndpointOwner:
         with texts by root, within so many seconds."""
 
     def tells_who_leaves(self, context: bytes) -> bool:
-        """Tell whether the coordinator, too, tells who leaves this group. It does not know of
-        groups that were made of others."""
+        """Return whether this rank hears from the coordinator which ranks leave this group. The
+        coordinator does not know of groups that were made of others."""
         return False

@@ -231,9 +231,9 @@ class MessageReceiver:
 
     def _watch(self, source: Source) -> None:
         """Make sure to hear when all ranks have left that a receive of `source` waits for."""
-        # If nobody else tells of it, a rank without a link to this one cannot. So ask one of the
-        # ranks, and the next one when that has left. All of them together could be too many links.
-        # A rank that aborts tells all others unasked.
+        # A rank that closes a group tells only the ranks that it has links to. So this rank asks
+        # one source, and the next source when that one has left. Links to all of them could be too
+        # many. A rank that aborts tells all others, even if they have not asked.
         if source is None:
             if self._asked:
                 return
@@ -252,7 +252,7 @@ class MessageReceiver:
                 return
 
     def ask_again(self) -> None:
-        """Ask the ranks again that say when they leave, because nobody else tells any more."""
+        """Ask the sources again, because the coordinator, which told of those that leave, is gone."""
         for rank in [*self._asked]:  # who cannot be reached is lost
             self._channel.ask(rank)
 

@@ -276,7 +276,6 @@ class RankActor(EndpointOwner):
                 await self.control.request(SeenRequest((), 0.0), seconds or ANSWER_TIMEOUT)
 
     def tells_who_leaves(self, context: bytes) -> bool:
-        """Tell whether the coordinator, too, tells who leaves this group."""
         is_whole = self.context is None or self.context.id == context
         return is_whole and self.control.is_open
 

@@ -40,6 +40,20 @@ async def test_operations_by_name_and_size() -> None:
 
 
 @idle_time
+@pytest.mark.parametrize("op", ["broadcast", "scatter"])
+async def test_who_only_receives_has_no_bytes(op: str) -> None:
+    """Neither in an ordinary call nor in prepared ones."""
+    async with aiodist.local(2) as groups:
+        counting = Counting(groups[1]._actor)
+        counting.measure()
+        for _ in range(4):
+            given = [np.ones(1000)] * 2 if op == "scatter" else np.ones(1000)
+            works = [getattr(groups[0], op)(given), getattr(groups[1], op)(None)]
+            await asyncio.gather(*works)
+            assert [work.nbytes > 0 for work in works] == [True, False]
+        assert [key for key in times(counting) if key[0] == op] == [(op, 0)]
+
+
 async def test_how_long_one_took_that_had_to_wait() -> None:
     async with aiodist.local(2) as groups:
         counting = Counting(groups[0]._actor)
