@@ -252,7 +252,7 @@ class MessageReceiver:
                 return
 
     def ask_again(self) -> None:
-        """Ask the sources again, because the coordinator, which told of those that leave, is gone."""
+        """Ask the sources again: the coordinator, which told of those that leave, is gone."""
         for rank in [*self._asked]:  # who cannot be reached is lost
             self._channel.ask(rank)
 
