@@ -72,7 +72,8 @@ async def give(
             await sending.until_few()
         sending.add(pair.send(END, TAKES, tag=PARTS, timeout=NO_DEADLINE))
         await sending.until_none()
-        match await pair.recv(src=TAKES, tag=PARTS, timeout=patience):
+        # It comes when all is decoded, which may take long. A receiver that leaves ends this.
+        match await pair.recv(src=TAKES, tag=PARTS, timeout=NO_DEADLINE):
             case [*failed] if all(type(one) is int and 0 < one < has for one in failed):
                 pass
             case nonsense:

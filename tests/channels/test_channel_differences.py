@@ -6,7 +6,7 @@ import asyncio
 
 import numpy as np
 import pytest
-from channel_stage import ChannelStage, line
+from channel_stage import PATIENCE, ChannelStage, line
 
 from aiodist.channels import chains, changes
 from aiodist.channels.directory import MOST_RELEASES
@@ -101,6 +101,20 @@ def test_a_version_travels_as_its_difference(size):
         assert (known.chain, known.fallbacks) == (1, 0)
         assert 2.8 * NBYTES < known.saved < 3 * NBYTES
     assert play.known[0].changed == pytest.approx(0.02, rel=0.05)
+
+
+def test_decoding_takes_longer_than_the_patience(monkeypatch):
+    """A receiver has all codes of a large version long before it has decoded them."""
+
+    async def in_slow_thread(work):
+        await asyncio.sleep(3 * PATIENCE)
+        return work()
+
+    monkeypatch.setattr(chains, "in_thread", in_slow_thread)
+    play = Play(steps(4)).run()
+    assert max(play.sent[2:]) < NBYTES / 15
+    assert play.known[1].chain == 1
+    assert min(play.seconds[2:]) > 3 * PATIENCE
 
 
 def test_nothing_changed():
