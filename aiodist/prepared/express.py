@@ -300,7 +300,11 @@ class Express(ABC, Generic[G, R]):
         except KeyError:
             if arrays.plain(x) is None:
                 return None
-            recipe, is_new = self._learn(x, op), True
+            try:
+                recipe, is_new = self._learn(x, op), True
+            except Exception as error:  # such as no memory
+                self._calls.forgo("all_reduce", tag, error)
+                raise
             self._keep(key, recipe)
         if not isinstance(recipe, Recipe) or (flat := flat_of(recipe, x)) is None:
             return None
@@ -344,46 +348,64 @@ class Express(ABC, Generic[G, R]):
 
         All calls of one `op` have the same `make`. None: nothing has happened.
         """
-        for known, form in self._forms.get(op, ()):
-            found = form(args, *args)
-            if found is not None:
-                return self._run(known, *found, seconds, tag)
-        flats: list[Flat] = []
-        words: list[Any] = []
-        key = kind_of(op, args, flats, words)
-        recipe, is_new, laid = None, False, None
-        if key is not None:
-            try:
-                recipe = self._recipes[key]
-            except KeyError:
-                is_new = op not in plain.OPS or args[0] is None or self._seen.get(hash(key)) == 1
-                if is_new:
-                    self._seen.pop(hash(key), None)
-                    recipe = self._learn_other(op, make, args)
-                    self._keep(key, recipe)
-            laid = None if recipe is None else recipe.lay_out(args, flats, words)
-        if recipe is None or laid is None:
-            recipe, is_new = self._plain_for(op, make, args)
-            laid = None if recipe is None else recipe.lay_out(args, [], [])
-            if key is not None and key not in self._recipes:
-                self._has_seen(key, 1 if laid is None else PLAIN_BEFORE)
-            if recipe is None or laid is None:
-                return None
-        elif isinstance(recipe, JoinedCalls):
+        recipe: R | JoinedCalls
+        try:
+            for known, form in self._forms.get(op, ()):
+                if (laid := form(args, *args)) is not None:
+                    recipe, is_new = known, False
+                    break
+            else:
+                found = self._find(op, make, args)
+                if found is None:
+                    return None
+                recipe, laid, is_new = found
+        except Exception as error:  # such as no memory
+            self._calls.forgo(op, tag, error)
+            raise
+        if isinstance(recipe, JoinedCalls):
             return self._launch(recipe, make, args, *laid, seconds, tag)
-        else:
-            self._learn_form(recipe, args)
         work = self._run(recipe, *laid, seconds, tag)
         if work is None and recipe.joined is not None:
             return self._launch(recipe.joined, make, args, *laid, seconds, tag)
         return work.for_user(self._records.unseen) if is_new and work is not None else work
 
-    def _has_seen(self, key: tuple[Any, ...], before: int) -> None:
-        """Count down to the call that is learnt, `before` calls after the first one."""
-        kind = hash(key)  # a key may be large
-        if kind not in self._seen and len(self._seen) == SEEN:
-            del self._seen[next(iter(self._seen))]
-        self._seen[kind] = max(1, self._seen.get(kind, before + 1) - 1)
+    def _find(
+        self, op: str, make: Callable[..., Call], args: tuple[Any, ...]
+    ) -> tuple[R | JoinedCalls, tuple[Any, Any], bool] | None:
+        """Return the recipe of a call, the call laid out for it, and whether the recipe is new.
+
+        None: this call has no recipe, or does not fit it.
+        """
+        flats: list[Flat] = []
+        words: list[Any] = []
+        key, seen = kind_of(op, args, flats, words), self._seen
+        recipe, is_new, laid = None, False, None
+        if key is not None:
+            try:
+                recipe = self._recipes[key]
+            except KeyError:
+                is_new = op not in plain.OPS or args[0] is None or seen.get(hash(key)) == 1
+                if is_new:
+                    seen.pop(hash(key), None)
+                    recipe = self._learn_other(op, make, args)
+                    self._keep(key, recipe)
+            laid = None if recipe is None else recipe.lay_out(args, flats, words)
+        if recipe is not None and laid is not None:
+            if not isinstance(recipe, JoinedCalls):
+                self._learn_form(recipe, args)
+            return recipe, laid, is_new
+        if op not in plain.OPS:
+            return None
+        recipe, is_new = self._plain_for(op, make, args)
+        laid = None if recipe is None else recipe.lay_out(args, [], [])
+        if key is not None and key not in self._recipes:
+            # Count down to the call that is learnt.
+            kind = hash(key)  # a key may be large
+            before = 1 if laid is None else PLAIN_BEFORE
+            if kind not in seen and len(seen) == SEEN:
+                del seen[next(iter(seen))]
+            seen[kind] = max(1, seen.get(kind, before + 1) - 1)
+        return None if recipe is None or laid is None else (recipe, laid, is_new)
 
     def _plain_for(
         self, op: str, make: Callable[..., Call], args: tuple[Any, ...]
@@ -392,7 +414,7 @@ class Express(ABC, Generic[G, R]):
 
         None: this is no such call.
         """
-        if op not in plain.OPS or not plain.may_be_plain(args[0]):
+        if not plain.may_be_plain(args[0]):
             return None, False
         for each in args[1:]:
             if each is not None and type(each) is not int:
@@ -419,7 +441,11 @@ class Express(ABC, Generic[G, R]):
         tag: object,
     ) -> Work[Any]:
         """Start a call the ordinary way, but with its arrays joined."""
-        one = make(self._context, joined.array(flat), *args[1:-1], None)
+        try:
+            one = make(self._context, joined.array(flat), *args[1:-1], None)
+        except Exception as error:  # such as no memory
+            self._calls.forgo(joined.op, tag, error)
+            raise
 
         def program(on_lane: bool) -> Program:
             yield from one.start(on_lane)

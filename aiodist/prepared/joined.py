@@ -94,11 +94,13 @@ def given_by(op: str, rank: int, args: tuple[Any, ...]) -> int | None:
 class JoinedCalls:
     """How the arrays of calls of one kind are joined, and where their result goes."""
 
-    __slots__ = ("_apart", "_given", "_inputs", "_keeps", "_kernel", "_length", "_like", "text")
+    __slots__ = (
+        "_apart", "_given", "_inputs", "_keeps", "_kernel", "_length", "_like", "op", "text",
+    )  # fmt: skip
 
     def __init__(self, call: Call, slots: Slots, given: int | None) -> None:
         """`call`: one of these calls. `given`: see `given_by`."""
-        self.text = call.text
+        self.op, self.text = call.op, call.text
         self._kernel = slots.kernel
         self._keeps = slots.keeps
         self._length = slots.bounds[-1]
