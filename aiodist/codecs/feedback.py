@@ -35,7 +35,8 @@ class ErrorFeedback:
         """Code `values` plus the residual to `out`, as `codec.encode` does, and keep what is lost.
 
         `decoded`, float32[count], gets what the receivers decode; it may be `values`. Return how
-        many bytes were written.
+        many bytes were written. If the codec raises, begin anew with another `ErrorFeedback`,
+        because `residual` has these values already.
         """
         residual = self.residual
         with np.errstate(all="ignore"):
