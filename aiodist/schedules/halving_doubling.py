@@ -310,7 +310,9 @@ class _ToRoot(_Block):
                 theirs = alone(self.cut(results, given))
             elif here >> (k + 1) == goal >> (k + 1):
                 mine = alone(self.cut(results, kept))
-            steps = swap(partner, [] if receives else sends(partner, mine), partner, theirs)
+            # The signal comes when all frames have, so they are all sent before it is received.
+            outgoing = [] if receives else sends(partner, mine)
+            steps = swap(partner, outgoing, partner, theirs, ahead=len(outgoing))
             if receives:  # The empty frame says that all frames have come, so it is sent last.
                 steps += [Send(partner, frame) for frame in mine]
             self.parts.append(_Part(steps, tuple(held.partner for held in self.held[k - 1 : k])))

@@ -83,6 +83,14 @@ def test_halving_doubling_to_one_rank(size: int) -> None:
 
 
 @sizes
+def test_many_frames_of_each_block_go_to_one_rank(size: int) -> None:
+    """More than a rank sends before it receives the first one."""
+    for root in roots(size):
+        _, outcome = at_root(halving_doubling.reduce, size, root, 31, 1, 14, segment=1)
+        assert_reduced(outcome.out[root], range(31), range(size))
+
+
+@sizes
 def test_halving_to_slices(size: int) -> None:
     for bounds in (uneven(size), even_bounds(5 * size + 3, size)):
         plans, outcome = to_slices(halving_doubling.reduce_scatter, bounds, 2, segment=2)
