@@ -73,8 +73,9 @@ def goes_whole(nbytes: int, size: int, sliceable: bool, costs: Costs = ONE_HOST_
         return True
     rounds = _doubling_rounds(size)
     whole = Tally(rounds, rounds, 0, rounds, rounds * nbytes, rounds * nbytes)
-    other = choose_all_reduce(Shape(nbytes, 1, 1), size, costs)
-    return whole.seconds(costs) <= other.tally.seconds(costs)
+    near = costs._replace(trip=0.0)  # see `choose_all_reduce`
+    other = choose_all_reduce(Shape(nbytes, 1, 1), size, near)
+    return whole.seconds(near) <= other.tally.seconds(near)
 
 
 def _doubling_rounds(size: int) -> int:
@@ -117,7 +118,7 @@ def choose_reduce(x: Shape, size: int, root: int, costs: Costs = ONE_HOST_TCP) -
     see it whole, the plan is an all_reduce whose result only `root` keeps."""
     if not x.sliceable or size == 1:
         return _whole(x, size, costs)
-    near = costs._replace(trip=0.0)  # as above
+    near = costs._replace(trip=0.0)  # see `choose_all_reduce`
     choices = [_direct(x, size, root, near)]
     if not x.ordered:
         choices.append(_halving(x, size, root, near))
@@ -128,33 +129,17 @@ def choose_reduce(x: Shape, size: int, root: int, costs: Costs = ONE_HOST_TCP) -
 @lru_cache(maxsize=1024)
 def choose_reduce_scatter(x: Shape, bounds: tuple[int, ...], costs: Costs = ONE_HOST_TCP) -> Choice:
     """The plan for the reduce_scatter of an array with slices at `bounds`."""
-    size = len(bounds) - 1
-    lengths = [b - a for a, b in pairwise(bounds)]
-    longest = max(lengths)
-    others, own = size - 1, longest * x.itemsize
-    segment = shared_segment(own, x.itemsize, size, costs)
-    pieces = frames_of(longest, segment)
-    nbytes = others * own
-    width = min(segment, longest) * x.itemsize
-    window = window_for(width, others, costs)
-    scratch = others * min(window, pieces) * width
-    frames, grants = others * pieces, others * _batches(pieces, window)
-    direct = Tally(1, frames, grants, others, nbytes, nbytes, scratch)
-    # A rank with an empty slice receives no frames, so it must learn otherwise that all have
-    # entered.
-    before = doublings(size) if 0 in lengths else 0
     if not x.sliceable:
-        segment = segment_for(own, x.itemsize, costs)
-        args = (bounds, segment, ahead_for(segment * x.itemsize, costs))
-        whole = direct._replace(scratch=others * own)
-        return Choice(reduce_scatter.whole, args, whole, before=before)
-    choices = [Choice(reduce_scatter.direct, (bounds, segment, window), direct, before=before)]
-    if size > 1 and not x.ordered:
-        choices.append(_halving_slices(x, bounds, longest, costs))
+        return _direct_slices(x, bounds, costs)
+    near = costs._replace(trip=0.0)  # see `choose_all_reduce`
+    choices = [_direct_slices(x, bounds, near)]
+    if len(bounds) > 2 and not x.ordered:
+        choices.append(_halving_slices(x, bounds, near))
         if x.commutative:
-            choices.append(_ring_slices(x, bounds, longest, costs))
+            choices.append(_ring_slices(x, bounds, near))
     fitting = [choice for choice in choices if choice.tally.scratch <= SCRATCH_LIMIT]
-    return cheapest(fitting, costs)
+    chosen = cheapest(fitting, near)
+    return chosen if chosen.partials else _direct_slices(x, bounds, costs)
 
 
 def _whole(x: Shape, size: int, costs: Costs) -> Choice:
@@ -207,6 +192,37 @@ def _direct(x: Shape, size: int, root: int | None, costs: Costs, around: bool = 
     return Choice(reduce.scatter_gather, (root, x.length, segment, window), tally, before=before)
 
 
+def _lengths(bounds: tuple[int, ...]) -> list[int]:
+    """The lengths of the slices at `bounds`."""
+    return [b - a for a, b in pairwise(bounds)]
+
+
+def _direct_slices(x: Shape, bounds: tuple[int, ...], costs: Costs) -> Choice:
+    """All ranks exchange slices directly: segments of them, or whole ones if the operator must see
+    these."""
+    size, lengths = len(bounds) - 1, _lengths(bounds)
+    others, longest = size - 1, max(lengths)
+    own = longest * x.itemsize
+    segment = shared_segment(own, x.itemsize, size, costs)
+    pieces = frames_of(longest, segment)
+    nbytes = others * own
+    width = min(segment, longest) * x.itemsize
+    window = window_for(width, others, costs)
+    scratch = others * min(window, pieces) * width
+    frames, grants = others * pieces, others * _batches(pieces, window)
+    tally = Tally(1, frames, grants, others, nbytes, nbytes, scratch)
+    # A rank with an empty slice receives no frames, so it must learn otherwise that all have
+    # entered.
+    before = doublings(size) if 0 in lengths else 0
+    if x.sliceable:
+        args = (bounds, segment, window)
+        return Choice(reduce_scatter.direct, args, tally, before=before)
+    segment = segment_for(own, x.itemsize, costs)
+    args = (bounds, segment, ahead_for(segment * x.itemsize, costs))
+    whole = tally._replace(scratch=others * own)
+    return Choice(reduce_scatter.whole, args, whole, before=before)
+
+
 def _halving(x: Shape, size: int, root: int | None, costs: Costs) -> Choice:
     block = max(1, min(x.length, BLOCK // x.wide))
     segment = segment_for(block * x.wide // 2, x.wide, costs)
@@ -233,8 +249,8 @@ def _halving(x: Shape, size: int, root: int | None, costs: Costs) -> Choice:
     )
 
 
-def _halving_slices(x: Shape, bounds: tuple[int, ...], longest: int, costs: Costs) -> Choice:
-    size = len(bounds) - 1
+def _halving_slices(x: Shape, bounds: tuple[int, ...], costs: Costs) -> Choice:
+    size, longest = len(bounds) - 1, max(_lengths(bounds))
     segment = segment_for(x.length * x.wide // 2, x.wide, costs)
     partners, folded = size.bit_length() - 1, _folded(size)
     # In each step half of the ranks remain; if slices are uneven, these may have more than half of
@@ -281,7 +297,8 @@ def _ring(x: Shape, size: int, costs: Costs) -> Choice:
     return Choice(ring.all_reduce, (x.length, segment), tally, partials=True)
 
 
-def _ring_slices(x: Shape, bounds: tuple[int, ...], longest: int, costs: Costs) -> Choice:
+def _ring_slices(x: Shape, bounds: tuple[int, ...], costs: Costs) -> Choice:
+    longest = max(_lengths(bounds))
     segment = segment_for(longest * x.wide, x.wide, costs)
     tally = _around(1, len(bounds) - 1, frames_of(longest, segment), min(segment, longest), x.wide)
     return Choice(ring.reduce_scatter, (bounds, segment), tally, partials=True)
@@ -310,22 +327,28 @@ def choose_scan(x: Shape, size: int, exclusive: bool, costs: Costs = ONE_HOST_TC
         reduced=rounds * wide,
         scratch=scratch,
     )
-    window = window_for(segment * x.wide, 3, costs) if x.sliceable else WINDOW
     # A segment, or the whole array, has to pass all hops of the chain before the last rank has
     # work.
     filling = min(segment * x.wide, wide) if x.sliceable else wide
-    hops = Tally(
-        rounds=size - 1,
-        frames=frames,
-        grants=1 + max(0, frames - window) * x.sliceable,
-        connections=min(2, size - 1),
-        nbytes=wide + max(0, size - 2) * filling,
-        reduced=wide + max(0, size - 2) * filling,
-        scratch=(2 * window + 1) * segment * x.wide if x.sliceable else 2 * wide,
-    )
-    chained = (x.length, segment, exclusive, not x.sliceable, window)
-    choices = [Choice(chain.scan, chained, hops, partials=True, before=rounds)]
+
+    def chained(costs: Costs) -> Choice:
+        window = window_for(segment * x.wide, 3, costs) if x.sliceable else WINDOW
+        tally = Tally(
+            rounds=size - 1,
+            frames=frames,
+            grants=1 + max(0, frames - window) * x.sliceable,
+            connections=min(2, size - 1),
+            nbytes=wide + max(0, size - 2) * filling,
+            reduced=wide + max(0, size - 2) * filling,
+            scratch=(2 * window + 1) * segment * x.wide if x.sliceable else 2 * wide,
+        )
+        args = (x.length, segment, exclusive, not x.sliceable, window)
+        return Choice(chain.scan, args, tally, partials=True, before=rounds)
+
+    near = costs._replace(trip=0.0)  # see `choose_all_reduce`
+    choices = [chained(near)]
     if scratch <= SCRATCH_LIMIT and not x.ordered:
         args = (x.length, segment, exclusive)
         choices.append(Choice(prefixes.scan, args, doubling, partials=True, before=rounds))
-    return cheapest(choices, costs, RELAY_MARGIN)
+    chosen = cheapest(choices, near, RELAY_MARGIN)
+    return chained(costs) if chosen.algorithm is chain.scan else chosen

@@ -99,7 +99,7 @@ def test_halving_to_slices(size: int) -> None:
         assert max(map(peers, plans)) <= size.bit_length() + 2
         slices = [len(out) for out in outcome.out]
         shape = choose_reductions.Shape(bounds[-1], 1, 1)
-        choice = choose_reductions._halving_slices(shape, bounds, max(slices), ONE_HOST_TCP)
+        choice = choose_reductions._halving_slices(shape, bounds, ONE_HOST_TCP)
         assert max(plan.scratch for plan in plans) <= choice.tally.scratch
         reckoned = [choice.algorithm(rank, size, *choice.args) for rank in range(size)]
         for kind in (Send, Recv):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import accumulate
+from random import Random
 
 import numpy as np
 import pytest
@@ -363,6 +364,31 @@ def test_windows_have_room_in_scratch(width: int, streams: int) -> None:
     for trip in (0.01, 0.1, costs.MOST):
         window = window_for(width, streams, far(trip))
         assert window == WINDOW or window * width * streams <= SCRATCH_LIMIT
+
+
+def test_no_distance_changes_the_bits_of_a_reduction() -> None:
+    """Other plans would reduce in another order."""
+    rng = Random(1)
+    for _ in range(3000):
+        times = [price * rng.choice((0.25, 0.5, 1, 2, 4)) for price in NEAR[:6]]
+        size, nbytes = rng.randint(2, 20), int(2 ** rng.uniform(9, 29))
+        x = array(nbytes)._replace(commutative=rng.random() < 0.5)
+        weights = [rng.random() ** rng.choice((0, 1, 6)) for _ in range(size)]
+        ends = [int(x.length * sum(weights[:k]) / sum(weights)) for k in range(size)]
+        found = set()
+        for trip in (0.0, 0.002, 0.1):
+            prices = costs.Costs(*times, trip)
+            whole = choose_all_reduce(x, size, prices)
+            # `_direct` reduces in the order of the ring if its last argument is true.
+            around = whole.name.startswith("ring") or whole.args[-1] is True
+            chosen = (
+                choose_reduce(x, size, 0, prices),
+                choose_reduce_scatter(x, (*ends, x.length), prices),
+                choose_scan(x, size, False, prices),
+            )
+            names = "ring" if around else whole.name, *(choice.name for choice in chosen)
+            found.add((goes_whole(nbytes, size, True, prices), *names))
+        assert len(found) == 1
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 8, 16])
