@@ -108,6 +108,8 @@ def _check_frame(where: str, step: Send | Recv, segment: int | None) -> None:
 
 def _check_memory(where: str, step: Copy | Reduce, *, same: bool) -> None:
     into = placed(step.into, same=same)
+    if not read(step):
+        raise PlanError(f"{where} has no operands")
     for span in read(step):
         if span.length != into.length:
             raise PlanError(f"{where}: the lengths differ")

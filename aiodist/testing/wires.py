@@ -119,7 +119,7 @@ class Node(Process):
         for sock in list(self.sockets):
             sock.vanish(ending)
         if self.silent:
-            self.network.expect_silence()
+            self.network.expect_silence(self)
         for tell in self.on_end:
             tell()
 
@@ -193,12 +193,13 @@ class Wires:
         """
         cut, others = object(), list(others)
         self._cuts[cut] = {frozenset((a.host, b.host)) for a in some for b in others if a is not b}
-        self.expect_silence()
+        self.later_by(IDLE_GIVES_UP, self._give_up_idle, lambda: self._cuts.get(cut, set()))
         return partial(self._end_cuts, [cut])
 
-    def expect_silence(self) -> None:
-        """End idle connections of hosts that are cut off after a while."""
-        self.later_by(IDLE_GIVES_UP, self._give_up_idle)
+    def expect_silence(self, node: Node) -> None:
+        """End idle connections of a host that is cut off for good after a while."""
+        pairs = {frozenset((node.host, other.host)) for other in self.nodes.values()}
+        self.later_by(IDLE_GIVES_UP, self._give_up_idle, lambda: pairs)
 
     def heal(self) -> None:
         """End all partitions. What was held back goes on."""
@@ -250,11 +251,14 @@ class Wires:
             or any(frozenset((a.host, b.host)) in pairs for pairs in self._cuts.values())
         )
 
-    def _give_up_idle(self) -> None:
+    def _give_up_idle(self, cut: Callable[[], set[frozenset[str]]]) -> None:
+        pairs = cut()
         for node in self.nodes.values():
             for sock in list(node.sockets):
                 way = sock.outgoing
-                if way is not None and self.is_cut(node, way.target.node) and not way.queue:
+                if way is None or way.queue:
+                    continue
+                if frozenset((node.host, way.target.node.host)) in pairs:
                     sock.fail(errno.ETIMEDOUT)
 
     # ---- what happens to packets on their way ----

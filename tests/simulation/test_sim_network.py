@@ -9,6 +9,7 @@ import socket
 import pytest
 
 from aiodist.testing import Conditions, LinkConformance, Network, VirtualLoop
+from aiodist.testing.wires import IDLE_GIVES_UP
 from aiodist.transports import bundle
 from aiodist.transports.base import Transport
 from aiodist.transports.tcp import TcpTransport
@@ -138,12 +139,19 @@ def test_a_cut_holds_back_until_it_heals():
 
 
 def test_a_cut_ends_an_idle_connection():
+    """Earlier cuts that have healed do not count."""
+
     async def client(pair: Pair) -> None:
         reader, writer = await pair.dial()
+        heal = pair.network.partition([pair.a], [pair.b])
         await asyncio.sleep(1)
+        heal()
+        await asyncio.sleep(IDLE_GIVES_UP - 5)
         pair.network.partition([pair.a], [pair.b])
+        begun = pair.loop.time()
         with pytest.raises(TimeoutError):
             await reader.read()
+        assert pair.loop.time() == pytest.approx(begun + IDLE_GIVES_UP)
         writer.close()
 
     pair = Pair()

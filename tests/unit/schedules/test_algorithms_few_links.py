@@ -97,7 +97,6 @@ def test_halving_to_slices(size: int) -> None:
         for rank, out in enumerate(outcome.out):
             assert_reduced(out, range(bounds[rank], bounds[rank + 1]), range(size))
         assert max(map(peers, plans)) <= size.bit_length() + 2
-        slices = [len(out) for out in outcome.out]
         shape = choose_reductions.Shape(bounds[-1], 1, 1)
         choice = choose_reductions._halving_slices(shape, bounds, ONE_HOST_TCP)
         assert max(plan.scratch for plan in plans) <= choice.tally.scratch

@@ -119,6 +119,7 @@ def test_eager_and_bulk_do_not_mix() -> None:
         (Copy(X4, OUT4), "rank 0 step 0 .* writes X"),
         (Copy(OUT4, Span(X, 0, 3)), "the lengths differ"),
         (Reduce(OUT4, (X4, Span(X, 0, 5))), "the lengths differ"),
+        (Reduce(OUT4, ()), "has no operands"),
         (Copy(OUT4, Span(OUT, 1, 5)), "moves units within one memory"),
         (Send(0, (X4,)), "no such peer of rank 0 among 2 ranks"),
         (Recv(2, (OUT4,)), r"Recv\(from 2: OUT\[0:4\]\): no such peer"),
