@@ -27,7 +27,8 @@ export function sync(parent, items, keyOf, make) {
   const kept = new Map();
   let next = parent.firstChild;
   for (const item of items) {
-    const key = keyOf(item);
+    let key = keyOf(item);
+    while (kept.has(key)) key = `${key} #`; // items may look alike, as two ranks of one name
     const [node, update] = before.get(key) ?? make(item);
     before.delete(key);
     kept.set(key, [node, update]);

@@ -290,12 +290,17 @@ async def test_it_shows_who_may_come_back_and_who_waits_to_join(tmp_path: Path) 
         await page.until("document.querySelectorAll('.member:not(.gone)').length === 1")
         notice = await page.text(".notices li[data-kind=absent]")
         assert notice == "rank 1 may still come back to the coordinator"
-        joining = asyncio.ensure_future(
-            aiodist.connect(address, group="evaluate", rank=0, size=2, name="eval", timeout=600)
-        )
-        await page.until("document.querySelector('.notices li[data-kind=waiting]')")
-        assert await page.text(".notices li[data-kind=waiting]") == "eval waits to join as rank 0"
-        joining.cancel()
-        await asyncio.gather(joining, return_exceptions=True)
+        options: Any = {"group": "evaluate", "size": 3, "name": "eval", "timeout": 600}
+        joining = [asyncio.ensure_future(aiodist.connect(address, **options)) for _ in range(2)]
+        waiting = "document.querySelectorAll('.notices li[data-kind=waiting]')"
+        await page.until(f"{waiting}.length === 2")
+        assert await page.text(".notices li[data-kind=waiting]") == "eval waits to join"
+        shown = await page.evaluate("document.body.dataset.shown")
+        await page.until(f"document.body.dataset.shown > {shown} + 1")
+        assert await page.evaluate(f"{waiting}.length") == 2
+        for left, join in enumerate(joining):
+            join.cancel()
+            await page.until(f"{waiting}.length === {1 - left}")
+        await asyncio.gather(*joining, return_exceptions=True)
         assert page.problems == []
         group.abort("the other one is gone")
