@@ -31,7 +31,10 @@ class Config(BaseSettings):
     """
 
     model_config = SettingsConfigDict(
-        env_prefix="AIODIST_COORDINATOR_", extra="forbid", frozen=True
+        env_prefix="AIODIST_COORDINATOR_",
+        extra="forbid",
+        frozen=True,
+        hide_input_in_errors=True,  # because it holds the token
     )
 
     listen: str = "tcp://127.0.0.1:29500"

@@ -32,6 +32,12 @@ def test_what_makes_no_sense_is_refused(options: dict[str, Any], why: str) -> No
         Config(**options)
 
 
+def test_an_error_does_not_show_the_token() -> None:
+    with pytest.raises(ValueError, match="tls_key needs") as raised:
+        Config(token="secret", tls_key="a")
+    assert "secret" not in str(raised.value)
+
+
 def test_strangers_are_kept_out_by_a_token_or_let_in_on_purpose() -> None:
     assert Config(listen="tcp://0.0.0.0:1", token="secret").read_token() == "secret"
     assert Config(listen="tcp://0.0.0.0:1", insecure=True).read_token() is None
