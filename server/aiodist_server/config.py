@@ -66,6 +66,13 @@ class Config(BaseSettings):
         parse_address(listen)
         return listen
 
+    @field_validator("token_file", "tls_cert", "tls_key", "state")
+    @classmethod
+    def _check_file(cls, file: Path | None) -> Path | None:
+        if file == Path():  # as an empty text is, from a variable that is not set
+            raise ValueError("expected a file, not an empty name: give one, or leave this out")
+        return file
+
     @model_validator(mode="after")
     def _check(self) -> Config:
         address = parse_address(self.listen)

@@ -25,6 +25,10 @@ from aiodist_server.config import Config
         ({"http": "0.0.0.0:80"}, "the token does not guard"),
         ({"http": "nothing"}, "expected host:port"),
         ({"unknown": 1}, "Extra inputs"),
+        ({"token_file": ""}, "not an empty name"),
+        ({"tls_cert": ""}, "not an empty name"),
+        ({"tls_key": Path()}, "not an empty name"),
+        ({"state": ""}, "not an empty name"),
     ],
 )
 def test_what_makes_no_sense_is_refused(options: dict[str, Any], why: str) -> None:
