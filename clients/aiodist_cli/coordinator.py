@@ -65,11 +65,9 @@ def coordinator(
             help="Serve a page with what groups do, and metrics, at this address.",
         ),
     ] = None,
-    drain_seconds: Annotated[
+    drain: Annotated[
         float | None,
-        typer.Option(
-            "--drain", metavar="SECONDS", help="How long groups may take to end. [default: 30]"
-        ),
+        typer.Option(metavar="SECONDS", help="How long groups may take to end. [default: 30]"),
     ] = None,
     log_format: Annotated[
         LogFormat | None, typer.Option(help="Format of the log on stderr. [default: console]")
@@ -108,5 +106,5 @@ def _plain(error: ValueError, given: Mapping[str, Any]) -> str:
 def _source(field: str, given: Mapping[str, Any]) -> str:
     """The option that set this field if it was `given`, else the variable."""
     if field in given:
-        return "--" + field.removesuffix("_seconds").replace("_", "-")
+        return "--" + field.replace("_", "-")
     return f"AIODIST_COORDINATOR_{field.upper()}"

@@ -23,7 +23,7 @@ class Config(BaseSettings):
     without a token at an address that other hosts can reach.
 
     `http` is ``host:port``, which serves a page with what groups do, and metrics, without a token.
-    If other hosts can reach it, it needs `insecure`, too. `drain_seconds`: how long the first
+    If other hosts can reach it, it needs `insecure`, too. `drain`: how many seconds the first
     SIGTERM or SIGINT waits for groups to end. `state` is a file that keeps groups, epochs and
     stores over restarts. `force`: start even if acknowledged writes are missing at its end.
     `recovery_seconds`: how long no group forms after the start, so that members of a former daemon
@@ -47,7 +47,7 @@ class Config(BaseSettings):
     state: Path | None = None
     force: bool = False
     recovery_seconds: float = Field(default=1.0, ge=0.0)
-    drain_seconds: float = Field(default=30.0, ge=0.0)
+    drain: float = Field(default=30.0, ge=0.0)
     log_format: Literal["console", "json"] = "console"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 

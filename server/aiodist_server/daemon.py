@@ -35,9 +35,9 @@ def serve(config: Config) -> int:
     """Run the coordinator until SIGTERM, SIGINT or SIGHUP. Returns the exit code.
 
     The first line on stdout is ``listening on ADDRESS``, with the port that it got. With `http`,
-    the second is ``http on URL``. The first signal refuses new joins and waits at most
-    `drain_seconds` for the groups to end. A second one stops at once. systemd is told when it is
-    ready, and when it stops.
+    the second is ``http on URL``. The first signal refuses new joins and waits at most `drain`
+    seconds for the groups to end. A second one stops at once. systemd is told when it is ready, and
+    when it stops.
 
     Exit codes: 0: stopped by a signal; 1: it could not start; 3: it could not write its state file
     any more. The log has the reason.
@@ -74,11 +74,11 @@ async def _serve(config: Config) -> int:
         if url is not None:
             print(f"http on {url}", flush=True)
         _tell_systemd("READY=1")
-        return await _until_stopped(coordinator, signals, config.drain_seconds)
+        return await _until_stopped(coordinator, signals, config.drain)
 
 
 async def _until_stopped(
-    coordinator: Coordinator, signals: asyncio.Queue[str], drain_seconds: float
+    coordinator: Coordinator, signals: asyncio.Queue[str], drain: float
 ) -> int:
     failing = asyncio.create_task(coordinator.failed())
     signal_came = asyncio.create_task(signals.get())
@@ -91,10 +91,10 @@ async def _until_stopped(
             "%s: waiting for %d groups to end, at most %g s; a second signal stops at once",
             first,
             groups,
-            drain_seconds,
+            drain,
             extra={"event": "draining", "signal": first, "groups": groups},
         )
-        draining = asyncio.create_task(coordinator.stop(drain=drain_seconds))
+        draining = asyncio.create_task(coordinator.stop(drain=drain))
         await asyncio.wait({draining, signal_came}, return_when=asyncio.FIRST_COMPLETED)
         # After a second signal this closes all connections, which ends the drain. Otherwise it does
         # nothing.

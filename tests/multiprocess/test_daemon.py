@@ -238,7 +238,7 @@ def test_what_keeps_it_from_starting_is_said(tmp_path: Path) -> None:
         ({"tls_key": "k"}, "tls_key needs tls_cert"),
         ({"token": "t", "token_file": "f"}, "token or token_file, not both"),
         ({"token": ""}, "token is empty"),
-        ({"drain_seconds": -1.0}, "greater than or equal to 0"),
+        ({"drain": -1.0}, "greater than or equal to 0"),
         ({"log_format": "xml"}, "'console' or 'json'"),
         ({"unknown": 1}, "not permitted"),
     ],

@@ -147,7 +147,7 @@ def test_coordinator_refuses_what_makes_no_sense(
     assert "Value error" not in text
 
 
-@pytest.mark.parametrize("name", ["LISTEN", "DRAIN_SECONDS"])
+@pytest.mark.parametrize("name", ["LISTEN", "DRAIN"])
 def test_coordinator_names_the_variable_that_makes_no_sense(
     invoke, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

@@ -76,5 +76,5 @@ def test_http_is_served_where_it_is_said(given: str) -> None:
 
 
 def test_the_environment_says_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AIODIST_COORDINATOR_DRAIN_SECONDS", "7")
-    assert Config().drain_seconds == 7
+    monkeypatch.setenv("AIODIST_COORDINATOR_DRAIN", "7")
+    assert Config().drain == 7
