@@ -68,9 +68,12 @@ class _Past:
         received = {one: fields["received"] for one, fields in said.items()}
         rate = None
         if self.points and now > self.points[-1].when:
-            moved = sum(count - self.received.get(one, 0) for one, count in received.items())
+            # One that comes back to a coordinator says all that it has ever received.
+            known = received.keys() & self.received.keys()
+            moved = sum(received[one] - self.received[one] for one in known)
             rate = moved / (now - self.points[-1].when)
-        self.received = received
+        last = self.received | received  # also of participants that are silent now
+        self.received = {one: count for one, count in last.items() if one in there}
         behind = max((fields["behind"] for fields in said.values()), default=None)
         self.points.append(Point(now, behind, rate))
 

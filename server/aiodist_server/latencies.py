@@ -10,14 +10,18 @@ from collections.abc import Mapping, Sequence
 from operator import add, sub
 from typing import Any, NamedTuple
 
-from aiodist.coordinator.totals import Latency
-from aiodist.recorder import MESSAGES
+from aiodist.coordinator.totals import OTHER, Latency
+from aiodist.recorder import MESSAGES, OF_WINDOWS
 from aiodist.wire.counts import SECONDS
 from aiodist_server.history import MOST_POINTS, WINDOW
 from aiodist_server.metrics import SIZE_NAMES
 
 MOST_ROWS = 12
 """How many operations are listed: those that were called most."""
+
+_NO_COLLECTIVES = MESSAGES | OF_WINDOWS | {OTHER}
+"""What the plot leaves out. A receive waits for its sender, which says nothing about speed, and
+sendrecv is among the other operations."""
 
 Totals = Mapping[tuple[str, int], Latency]
 """By operation and class of size, since the coordinator started."""
@@ -45,8 +49,7 @@ class Latencies:
         """Take in the totals of now."""
         counts = [0] * len(self._before)
         for (op, _), latency in totals.items():
-            # A receive waits for its sender, which says nothing about speed.
-            if op not in MESSAGES and op != "sendrecv":
+            if op not in _NO_COLLECTIVES:
                 counts = list(map(add, counts, latency.counts))
         new = list(map(sub, counts, self._before))
         if any(counts):

@@ -47,6 +47,20 @@ def test_who_has_which_version_and_what_happened() -> None:
     assert plain(known, last, 12.0 + WINDOW)[0]["events"] == []
 
 
+def test_what_a_subscriber_received_before_counts_for_no_rate() -> None:
+    """It is silent for one look, or has come back to a coordinator that starts again."""
+    known = Channels()
+    silent = participant(1) | {"said": None}
+    looks = [(participant(1, received=10**11),), (silent,)]
+    looks += [(participant(1, received=10**11 + 6), participant(2, received=10**11))]
+    for now, participants in enumerate(looks):
+        last = answer(channel(*participants))
+        known.take(last, 2.0 * now)
+    assert plain(known, last, 4.0)[0]["series"]["received"] == [None, 0.0, 3.0]
+    known.take(answer(channel()), 6.0)
+    assert not known._pasts["policy", "r"].received
+
+
 def test_a_participant_keeps_its_number() -> None:
     """The page knows by it which row is whose."""
     known = Channels()

@@ -39,6 +39,8 @@ def test_a_point_is_of_what_ended_since_the_one_before() -> None:
         ("all_reduce", 0): Latency(counts(b2=10)),
         ("barrier", 0): Latency(counts()),
         ("recv", 0): Latency(counts(b9=1000)),
+        ("get", 0): Latency(counts(b9=4)),
+        ("other", 0): Latency(counts(b9=3)),  # as sendrecv
     }
     known = Latencies()
     known.take(totals, 10.0)
@@ -52,6 +54,7 @@ def test_a_point_is_of_what_ended_since_the_one_before() -> None:
     assert third is told["series"]["most"][2] is None
     assert [(row["op"], row["size"], row["count"]) for row in told["rows"]] == [
         ("recv", "1KiB", 1000), ("all_reduce", "1KiB", 10), ("barrier", "1KiB", 10),
+        ("get", "1KiB", 4), ("other", "1KiB", 3),
     ]  # fmt: skip
 
 
