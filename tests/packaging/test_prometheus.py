@@ -88,6 +88,15 @@ def test_the_dashboard_asks_for_what_is_told() -> None:
     assert {name for text in [*expressions(), *queries] for name in _NAME.findall(text)} <= told()
 
 
+def test_alerts_and_dashboard_select_the_job_that_is_scraped() -> None:
+    asked = re.findall(r'job="(.*?)"', "".join([ALERTS.read_text("utf-8"), *expressions()]))
+    monitor = (DEPLOY / "kubernetes" / "podmonitor.yaml").read_text("utf-8")
+    page = (DEPLOY.parent / "docs" / "monitoring.md").read_text("utf-8")
+    (job,) = {*asked}
+    assert f"- targetLabel: job\n          replacement: {job}\n" in monitor
+    assert f"- job_name: {job}\n" in page
+
+
 def test_panels_do_not_cover_each_other() -> None:
     places: set[tuple[int, int]] = set()
     for panel in DASHBOARD["panels"]:
