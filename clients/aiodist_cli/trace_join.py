@@ -27,15 +27,14 @@ from math import inf
 from typing import Any, NamedTuple
 
 from aiodist.membership.group import ranks_text
+from aiodist.recorder import MESSAGES, OF_WINDOWS
+from aiodist.work import SENDS
 
 FORMAT = 3
 """The version of the parts."""
 
-_SENDS = ("send", "ssend")
-_MESSAGES = (*_SENDS, "recv", "probe")
-_KINDS = ("collectives", "messages", "membership")
-_LANES = 1000
-"""Tracks of one kind, for operations that run at the same time: more than there ever are."""
+_KINDS = ("collectives", "messages", "windows", "membership")
+"""The kinds of tracks, in the order in which viewers show them."""
 _WINDOW = 5.0
 """Seconds. The best comparison of clocks in each such window is used."""
 _DRIFT = 60.0
@@ -43,6 +42,10 @@ _DRIFT = 60.0
 _OP = re.compile(r"\b[A-Z]{2,}\b")
 _DTYPE = re.compile(r"\b([a-z]+\d*)\[")
 
+
+Track = tuple[int, int]
+"""The index of its kind, and which of those it is that run at the same time."""
+_MEMBERSHIP: Track = (_KINDS.index("membership"), 0)
 
 Sample = Sequence[float]
 """A time on a clock in seconds, by how much another clock is ahead, and the greatest error of that.
@@ -110,7 +113,7 @@ class Operation:
     error: str
     plans: list[str]
     transport: str | None
-    track: int = 0
+    track: Track = (0, 0)
     waits_for: int | None = None
     moves: int | None = None  # when data began to move; None: unknown
 
@@ -152,10 +155,12 @@ def join(parts: Sequence[Mapping[str, Any]]) -> Joined:
     starts = [one.start for one in operations]
     starts += [clocks[part["machine"]].common(when) for part in parts for when, _ in part["events"]]
     zero = min(starts, default=0)
+    tracks: dict[int, set[Track]] = defaultdict(set)
+    for one in operations:
+        tracks[one.process].add(one.track)
     events: list[dict[str, Any]] = []
     for process, part in enumerate(parts):
-        tracks = {one.track for one in operations if one.process == process}
-        events += _names(process, part, tracks)
+        events += _names(process, part, tracks[process])
         clock = clocks[part["machine"]]
         events += [
             _instant(process, clock.common(when) - zero, text) for when, text in part["events"]
@@ -237,7 +242,7 @@ def _transport(
     op: str, peer: int | None, plans: Sequence[str], links: Sequence[str | None]
 ) -> str | None:
     """The transports of an operation, from the `links` of its rank, by rank; None if unknown."""
-    if op in _MESSAGES:
+    if op in MESSAGES | OF_WINDOWS:
         return links[peer] if peer is not None and peer < len(links) else None
     kinds = {"memory"} if any(plan.startswith(("pull_", "team_")) for plan in plans) else set()
     if not plans or not all(plan.startswith("pull_") for plan in plans):
@@ -253,7 +258,7 @@ def _collectives(operations: Iterable[Operation]) -> Iterator[Link]:
     """Find collectives that belong together, and how long each has waited for the last one."""
     same: dict[Any, list[Operation]] = defaultdict(list)
     for one in operations:
-        if one.op not in _MESSAGES and one.seq is not None:
+        if one.op not in MESSAGES | OF_WINDOWS and one.seq is not None:
             same[one.context, repr(one.tag), one.seq].append(one)
     for ranks in same.values():
         last = max(ranks, key=lambda one: one.start)
@@ -279,7 +284,7 @@ def _messages(
     for one in operations:
         if one.state != "done" or one.peer is None or not parts[one.process]["complete"]:
             continue
-        if one.op in _SENDS:
+        if one.op in SENDS:
             sent[one.context, one.rank, one.peer, repr(one.tag)].append(one)
         elif one.op == "recv":
             taken[one.context, one.peer, one.rank, repr(one.tag)].append(one)
@@ -304,17 +309,23 @@ def _lay_out(operations: Iterable[Operation]) -> None:
     """Put operations that run at the same time on separate tracks."""
     free: dict[tuple[int, int], list[int]] = defaultdict(list)
     for one in sorted(operations, key=lambda one: one.start):
-        kind = 1 if one.op in _MESSAGES else 0
+        kind = 1 if one.op in MESSAGES else 2 if one.op in OF_WINDOWS else 0
         ends = free[one.process, kind]
         lane = next((lane for lane, end in enumerate(ends) if end <= one.start), len(ends))
         if lane == len(ends):
             ends.append(0)
         ends[lane] = one.end
-        one.track = _LANES * (kind + 1) + lane
+        one.track = kind, lane
+
+
+def _thread(track: Track) -> int:
+    """The number of a track, which is a thread for viewers."""
+    kind, lane = track
+    return 1 + kind + lane * len(_KINDS)
 
 
 def _names(
-    process: int, part: Mapping[str, Any], tracks: Iterable[int]
+    process: int, part: Mapping[str, Any], tracks: Iterable[Track]
 ) -> Iterator[dict[str, Any]]:
     def name(what: str, thread: int, **args: Any) -> dict[str, Any]:
         return {"ph": "M", "name": what, "pid": process, "tid": thread, "args": args}
@@ -322,23 +333,23 @@ def _names(
     yield name("process_name", 0, name=f"rank {part['rank']} of {part['group']}")
     yield name("process_labels", 0, labels=f"{part['host']} pid {part['pid']} {part['name']}")
     yield name("process_sort_index", 0, sort_index=process)
-    for track in (*sorted(tracks), 3 * _LANES):
-        kind, lane = divmod(track, _LANES)
-        text = _KINDS[kind - 1] if lane == 0 else f"{_KINDS[kind - 1]} ({lane + 1})"
-        yield name("thread_name", track, name=text)
-        yield name("thread_sort_index", track, sort_index=track)
+    for order, (kind, lane) in enumerate((*sorted(tracks), _MEMBERSHIP)):
+        thread = _thread((kind, lane))
+        text = _KINDS[kind] if lane == 0 else f"{_KINDS[kind]} ({lane + 1})"
+        yield name("thread_name", thread, name=text)
+        yield name("thread_sort_index", thread, sort_index=order)
 
 
 def _instant(process: int, when: int, text: str) -> dict[str, Any]:
     return {
         "ph": "i", "s": "p", "cat": "membership", "name": text,
-        "pid": process, "tid": 3 * _LANES, "ts": _us(when),
+        "pid": process, "tid": _thread(_MEMBERSHIP), "ts": _us(when),
     }  # fmt: skip
 
 
 def _slices(one: Operation, zero: int) -> Iterator[dict[str, Any]]:
     """The operation, and within it the time of waiting and of moving data."""
-    where = {"pid": one.process, "tid": one.track}
+    where = {"pid": one.process, "tid": _thread(one.track)}
     args: dict[str, Any] = {
         "group": one.group, "epoch": one.epoch, "rank": one.rank, "bytes": one.nbytes,
         "state": one.state,
@@ -353,7 +364,8 @@ def _slices(one: Operation, zero: int) -> Iterator[dict[str, Any]]:
         "moved_us": None if one.moves is None else _us(one.end - one.moves),
     }  # fmt: skip
     args |= {key: value for key, value in more.items() if value is not None}
-    category, untagged = ("messages", 0) if one.op in _MESSAGES else ("collectives", None)
+    category = _KINDS[one.track[0]]
+    untagged = 0 if one.op in MESSAGES else None
     name = one.op if one.tag == untagged else f"{one.op} {one.tag!r}"
 
     def piece(text: str, start: int, end: int, **args: Any) -> dict[str, Any]:
@@ -375,7 +387,7 @@ def _arrow(number: int, before: Operation, after: Operation, zero: int) -> Itera
         end = {"bp": "e"} if kind == "f" else {}
         yield {
             "ph": kind, "id": number, "cat": "flow", "name": before.op, **end,
-            "pid": one.process, "tid": one.track, "ts": _us(when - zero),
+            "pid": one.process, "tid": _thread(one.track), "ts": _us(when - zero),
         }  # fmt: skip
 
 

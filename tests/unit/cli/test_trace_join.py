@@ -309,6 +309,8 @@ def test_an_ssend_waits_for_its_receive() -> None:
         ("send", 1, (), "tcp"),
         ("send", 0, (), None),  # to itself
         ("recv", None, (), None),  # from anyone, and nothing has come
+        ("get", 1, (), "tcp"),
+        ("put", 0, (), None),
     ],
 )
 def test_over_what_it_went(op: str, peer: Any, plans: tuple[str, ...], transport: Any) -> None:
@@ -319,12 +321,26 @@ def test_over_what_it_went(op: str, peer: Any, plans: tuple[str, ...], transport
 def test_what_runs_at_the_same_time_is_on_tracks_beside_each_other() -> None:
     calls = [operation("all_reduce", t, t + 2.0, tag=t) for t in (1.0, 2.0, 3.0)]
     message = operation("send", 1.5, 1.6, seq=None, tag=0, peer=1)
-    found = events(part(0, *calls, message, events=[[1.0, "epoch 1"]]))
+    get = operation("get", 1.5, 1.6, seq=None, peer=1)
+    found = events(part(0, *calls, message, get, events=[[1.0, "epoch 1"]]))
     tracks = {one["tid"]: one["args"]["name"] for one in found if one["name"] == "thread_name"}
     placed = [tracks[one["tid"]] for one in found if one["ph"] in "Xi"]
     assert placed == [
-        "membership", "collectives", "collectives (2)", "collectives", "messages",
+        "membership", "collectives", "collectives (2)", "collectives", "messages", "windows",
     ]  # fmt: skip
+    kinds = [one["cat"] for one in found if one["ph"] == "X"]
+    assert kinds == ["collectives", "collectives", "collectives", "messages", "windows"]
+
+
+def test_thousands_may_run_at_the_same_time() -> None:
+    waiting = [operation("recv", 1.0 + n, 5000.0, seq=None, tag=n, peer=1) for n in range(2001)]
+    found = events(part(0, *waiting))
+    names = [one["args"]["name"] for one in found if one["name"] == "thread_name"]
+    numbered = [f"messages ({n})" for n in range(2, 2002)]
+    assert names == ["messages", *numbered, "membership"]
+    order = [one["args"]["sort_index"] for one in found if one["name"] == "thread_sort_index"]
+    assert order == sorted(order)
+    assert len({one["tid"] for one in found if one["ph"] == "X"}) == 2001
 
 
 def test_it_is_json_and_parts_of_other_versions_are_refused() -> None:
