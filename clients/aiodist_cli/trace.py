@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -51,18 +52,19 @@ def trace(
 
 def _files(where: Iterable[Path]) -> list[Path]:
     """The files that are named, and those of ranks in the directories: joined traces may be there,
-    too."""
-    return [
-        file
+    too. A file that several paths lead to is one."""
+    found = {
+        os.path.realpath(file): file
         for path in where
         for file in (sorted(path.glob("*-rank*-pid*.json")) if path.is_dir() else [path])
-    ]
+    }
+    return [*found.values()]
 
 
 def _read(file: Path) -> Any:
     try:
         return json.loads(file.read_text("utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{file} is no trace of a rank: {error}") from error
 
 

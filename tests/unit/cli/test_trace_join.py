@@ -357,6 +357,7 @@ def test_it_is_json_and_parts_of_other_versions_are_refused() -> None:
         '{"group":',
         "[1]",
         "null",
+        "[" * 100_000,
         json.dumps(part(0, aiodist=2)),
         '{"aiodist": 3, "group": "g"}',
         json.dumps(part(0, clock={"c": [[1]]})),
@@ -374,9 +375,11 @@ def test_a_file_that_is_no_trace_is_named(
     assert capsys.readouterr().err.startswith(f"aiodist trace: no trace: {bad} is no trace of a ")
 
 
-def test_a_trace_in_the_directory_of_its_parts_is_no_part(tmp_path: Path) -> None:
+def test_each_part_in_a_directory_counts_once_and_a_joined_trace_does_not(tmp_path: Path) -> None:
     for rank in range(2):
         (tmp_path / f"g-rank{rank}-pid1-1.json").write_text(json.dumps(part(rank)))
-    for name in ("trace.json", "again.json"):
-        trace.trace([tmp_path], tmp_path / name)
+    (tmp_path / "linked").symlink_to(tmp_path)
+    paths = [tmp_path, tmp_path / "linked", tmp_path / "g-rank1-pid1-1.json"]
+    for name, where in (("trace.json", paths[:1]), ("again.json", paths)):
+        trace.trace(where, tmp_path / name)
     assert (tmp_path / "trace.json").read_text() == (tmp_path / "again.json").read_text()
