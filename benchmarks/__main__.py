@@ -13,7 +13,7 @@ from rich.table import Table
 
 from aiodist_cli.bench_cases import Effort
 from aiodist_cli.bench_report import Report, machine, markdown, tables
-from aiodist_cli.bench_run import publish, unwritable
+from aiodist_cli.bench_run import publish, unusable
 from aiodist_cli.errors import run_until_signal
 from benchmarks import authentication, suites
 from benchmarks.asked import HEAD, SHARED, rows
@@ -83,7 +83,7 @@ def main(arguments: Sequence[str]) -> int:
     for name in names:
         if name not in SUITES:
             parser().error(f"there is no benchmark {name!r}: expected {', '.join(SUITES)}")
-    if (problem := unwritable(options.json, options.plot)) is not None:
+    if (problem := unusable(options.json, options.plot)) is not None:
         parser().error(": ".join(problem))
     effort = Effort(options.rounds, options.seconds)
     reports = [Report(effort, name=name) for name in names]

@@ -14,7 +14,7 @@ from aiodist.transports import registry
 from aiodist_cli.bench_cases import Case, Effort, cases_of, parse_sizes
 from aiodist_cli.bench_peers import Contender, Site, aiodist_over, find_peers
 from aiodist_cli.bench_report import Report, machine, tables
-from aiodist_cli.bench_run import publish, report_on, unwritable
+from aiodist_cli.bench_run import STDOUT, publish, report_on, unusable
 from aiodist_cli.errors import run_until_signal, usage_error
 from aiodist_cli.tables import console
 
@@ -100,7 +100,7 @@ def bench(
     Close other programs, because they take time from the measured ones.
     """
     spawn.require_posix("aiodist bench")
-    if (problem := unwritable(as_json, plot)) is not None:
+    if (problem := unusable(as_json, plot)) is not None:
         option, why = problem
         raise usage_error(why, option)
     if mpi and not _items(compare):
@@ -110,7 +110,7 @@ def bench(
     cases = _valid("--ops / --sizes / --ranks", lambda: _cases(ops, sizes, ranks, fill))
     report = Report(Effort(rounds, seconds, iterations), notes=missing)
     run_until_signal(_measure(report, cases, [*own, *peers]))
-    if as_json != Path("-"):
+    if as_json != STDOUT:
         for table in tables(report.results):
             console().print(table)
     if publish(report, report.as_json(machine()), as_json, plot):

@@ -27,6 +27,10 @@ from aiodist_cli.bench_peers import Contender, Site
 from aiodist_cli.bench_report import Report
 from aiodist_cli.bench_team import OrderError, Team, TeamError, teams
 from aiodist_cli.bench_worker import Block
+from aiodist_cli.errors import unwritable
+
+STDOUT = Path("-")
+"""The file of --json that stands for stdout."""
 
 Progress = Callable[[str], None]
 """Shows the current step."""
@@ -128,11 +132,11 @@ async def _warm_up(case: Case, column: Column, effort: Effort) -> int:
         count *= 4
 
 
-def unwritable(as_json: Path | None, plot: Path | None) -> tuple[str, str] | None:
+def unusable(as_json: Path | None, plot: Path | None) -> tuple[str, str] | None:
     """The option whose file cannot be written, and why. Checked before anything is measured."""
     for option, path in (("--json", as_json), ("--plot", plot)):
-        if path is not None and not path.absolute().parent.is_dir():
-            return option, f"there is no folder {path.absolute().parent}"
+        if path not in (None, STDOUT) and (why := unwritable(path)) is not None:
+            return option, why
     if plot is not None and (why := bench_plot.problem(plot)) is not None:
         return "--plot", why
     return None
@@ -144,16 +148,19 @@ def publish(report: Report, found: Any, as_json: Path | None, plot: Path | None)
 
     Returns whether anything failed.
     """
-    if as_json is not None:
-        text = json.dumps(found, indent=2)
-        if as_json == Path("-"):
-            typer.echo(text)
-        else:
+    failures = report.failures
+    text = json.dumps(found, indent=2)
+    if as_json == STDOUT:
+        typer.echo(text)
+    try:
+        if as_json not in (None, STDOUT):
             as_json.write_text(f"{text}\n")
-    if plot is not None and any(result.summary for result in report.results):
-        bench_plot.write(report.results, plot)
+        if plot is not None and any(result.summary for result in report.results):
+            bench_plot.write(report.results, plot)
+    except OSError as error:
+        failures.append(str(error))
     for note in report.notes:
         typer.echo(f"not measured: {note}", err=True)
-    for failure in report.failures:
+    for failure in failures:
         typer.echo("\n".join(map(printable, f"failed: {failure}".split("\n"))), err=True)
-    return bool(report.failures)
+    return bool(failures)

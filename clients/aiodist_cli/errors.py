@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import os
 import signal
+import tempfile
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import Any, TypeVar
 
 import typer
@@ -40,6 +44,23 @@ def usable_address(given: str, option: str) -> str:
     except ValueError as error:
         raise usage_error(str(error), option) from error
     return given
+
+
+def unwritable(output: Path) -> str | None:
+    """Why a file cannot be written, for a check before the work; None: it can."""
+    folder = output.absolute().parent
+    if not folder.is_dir():
+        return f"there is no folder {folder}"
+    try:
+        if output.exists():
+            os.close(os.open(output, os.O_WRONLY | os.O_NONBLOCK))
+        else:
+            with tempfile.TemporaryFile(dir=output.resolve().parent):
+                pass
+    except OSError as error:
+        if error.errno != errno.ENXIO:  # the file is a pipe, and its reader may come later
+            return f"{output.absolute()} cannot be written: {error.strerror}"
+    return None
 
 
 def run_until_signal(main: Coroutine[Any, Any, T]) -> T:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import os
 import shutil
 import signal
@@ -26,7 +25,7 @@ from aiodist.launching import spawn
 from aiodist.wire.address import Address, parse_address
 from aiodist.wire.limits import MAX_MEMBERS
 from aiodist_cli import tls
-from aiodist_cli.errors import CommandError, usable_address, usage_error
+from aiodist_cli.errors import CommandError, unwritable, usable_address, usage_error
 from aiodist_cli.trace import joined
 
 EPILOG = """Run a script as four ranks on this host; arguments after the script belong to it:
@@ -190,8 +189,8 @@ def run(
             f"--trace is for one node: set {TRACE} to a directory on each, and join what is in "
             "them with aiodist trace"
         )
-    if trace is not None:
-        _check_writable(trace)
+    if trace is not None and (why := unwritable(trace)) is not None:
+        raise usage_error(why, "--trace")
     node = _node(nnodes, node_rank)
     first = node * most
     if stdin is not None and stdin not in range(first, first + most):
@@ -237,23 +236,6 @@ def _page(given: str) -> Address:
         text = f"{given} can be reached from other hosts, and no token guards it: use 127.0.0.1"
         raise usage_error(text, "--http")
     return address
-
-
-def _check_writable(output: Path) -> None:
-    """Check before the run that a trace can be written. Raises a usage error."""
-    folder = output.absolute().parent
-    if not folder.is_dir():
-        raise usage_error(f"there is no folder {folder}", "--trace")
-    try:
-        if output.exists():
-            os.close(os.open(output, os.O_WRONLY | os.O_NONBLOCK))
-        else:
-            with tempfile.TemporaryFile(dir=output.resolve().parent):
-                pass
-    except OSError as error:
-        if error.errno != errno.ENXIO:  # the file is a pipe, and its reader may come later
-            text = f"{output.absolute()} cannot be written: {error.strerror}"
-            raise usage_error(text, "--trace") from error
 
 
 def _check_directory(where: str) -> None:

@@ -14,6 +14,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from aiodist_cli.bench_cases import Effort
+from aiodist_cli.bench_report import Report
+from aiodist_cli.bench_run import publish
 from aiodist_cli.main import app
 
 Invoke = Callable[..., Result]
@@ -46,12 +49,21 @@ def invoke(monkeypatch: pytest.MonkeyPatch) -> Invoke:
         (("--plot", "x.gif"), "a plot is written as one of"),
         (("--plot", "no/such/x.svg"), "there is no folder"),
         (("--json", "no/such/x.json"), "there is no folder"),
+        (("--json", "."), "cannot be written: Is a directory"),
+        (("--plot", f"{'x' * 300}.svg"), "cannot be written: File name too long"),
     ],
 )
 def test_wrong_usage(invoke: Invoke, arguments: tuple[str, ...], problem: str) -> None:
     result = invoke(*arguments)
     assert result.exit_code == 2
     assert problem in result.output
+
+
+def test_a_file_that_cannot_be_written_is_a_failure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert publish(Report(Effort()), {}, tmp_path, None)
+    assert f"Is a directory: '{tmp_path}'" in capsys.readouterr().err
 
 
 def test_help_has_an_example(invoke: Invoke) -> None:
