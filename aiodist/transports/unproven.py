@@ -46,15 +46,22 @@ class UnprovenConnections(Generic[S]):
 
     If there are too many, the oldest is dropped, because an honest member needs only a moment. No
     host has more than half of the places. `moment`: seconds that each surely has. If all have come
-    within that, many may be honest, and there is no place for a new one.
+    within that, many may be honest, and there is no place for a new one. `what` is what the log
+    says of those that are too many.
     """
 
     def __init__(
-        self, logger: logging.Logger, most: int | None = None, *, moment: float = 0.0
+        self,
+        logger: logging.Logger,
+        most: int | None = None,
+        *,
+        moment: float = 0.0,
+        what: str = "have not proved their identity",
     ) -> None:
         self.most = most_connections() if most is None else most
         self._sparing = Sparing(logger)
         self._moment = moment
+        self._what = what
         # In the order in which they came, because dicts keep it.
         self._there: dict[S, float] = {}
         self._by_host: dict[str, dict[S, None]] = {}
@@ -97,9 +104,10 @@ class UnprovenConnections(Generic[S]):
     def _drop(self, connection: S, where: str) -> None:
         self._sparing.warning(
             "dropped",
-            "dropping the connection from %s: too many %s have not proved their identity",
+            "dropping the connection from %s: too many %s %s",
             connection.peer,
             where,
+            self._what,
             extra={"event": "stranger dropped", "peer": connection.peer},
         )
         self.discard(connection)

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Awaitable, Callable
+from math import inf
 from typing import cast
 
 from aiohttp import web
@@ -19,7 +20,8 @@ from aiodist.transports.unproven import UnprovenConnections, most_connections
 logger = logging.getLogger("aiodist.daemon")
 
 REQUEST_SECONDS = 10.0
-"""Seconds for a connection to bring a whole request, and after an answer to bring the next one."""
+"""Seconds for a connection to bring a whole request, to read on in a long answer, and after the
+answer to bring the next request."""
 
 MOST = 256
 FILES_SHARE = 16
@@ -42,7 +44,9 @@ class Visits:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._room: UnprovenConnections[Visit] = UnprovenConnections(logger, most_visits())
+        self._room: UnprovenConnections[Visit] = UnprovenConnections(
+            logger, most_visits(), what="are open for HTTP"
+        )
         self._by_handler: dict[asyncio.BaseProtocol, Visit] = {}
         self._adopting: set[asyncio.Task[None]] = set()
         self._make: Callable[[], asyncio.Protocol]
@@ -97,19 +101,30 @@ class Visit(asyncio.Protocol):
         self.handler = handler
         self._visits = visits
         self._transport: asyncio.Transport | None = None  # the connection; None: not made yet
-        self._timer: asyncio.TimerHandle | None = None  # ends it, unless a request comes
+        self._timer: asyncio.TimerHandle | None = None  # None: it need do nothing now
         self._dropped = False  # its handler hears nothing more
 
     def has_asked(self) -> None:
         """Stop the clock, because it has brought a request, and the answer is our task."""
         if self._timer is not None:
             self._timer.cancel()
+            self._timer = None
 
     def may_ask(self) -> None:
-        """Start the clock, because it has its answer, and the next request is its task."""
+        """Start the clock, because it gets its answer, and the next request is its task."""
         self.has_asked()
         if self._transport is not None:
             self._timer = self._visits._loop.call_later(REQUEST_SECONDS, self.drop)
+
+    def _reads(self, before: float) -> None:
+        """Drop it if it has not read on since `before` bytes of the answer were left."""
+        assert self._transport is not None
+        left = self._transport.get_write_buffer_size()
+        if left < before:
+            self.has_asked()
+            self._timer = self._visits._loop.call_later(REQUEST_SECONDS, self._reads, left)
+        else:
+            self.drop()
 
     def drop(self) -> None:
         """Close at once, without a word."""
@@ -133,9 +148,13 @@ class Visit(asyncio.Protocol):
         return self.handler.eof_received()
 
     def pause_writing(self) -> None:
+        if self._timer is not None:  # else its handler sees to that
+            self._reads(inf)
         self.handler.pause_writing()
 
     def resume_writing(self) -> None:
+        if self._timer is not None:
+            self.may_ask()
         self.handler.resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:

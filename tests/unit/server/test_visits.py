@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from idle_time import idle_time
 
 from aiodist_server import visits as module
 from aiodist_server.visits import Visits
@@ -61,8 +63,8 @@ class Place:
         return caller, self.handlers[-1]
 
 
-@pytest.fixture
-async def place() -> AsyncIterator[Place]:
+@asynccontextmanager
+async def opened() -> AsyncIterator[Place]:
     place = Place()
     yield place
     place.listener.close()
@@ -73,6 +75,12 @@ async def place() -> AsyncIterator[Place]:
     await place.visits.end()
     assert len(place.visits._room) == 0
     assert place.visits._by_handler == {}
+
+
+@pytest.fixture
+async def place() -> AsyncIterator[Place]:
+    async with opened() as place:
+        yield place
 
 
 async def test_what_a_visitor_says_and_hears(place: Place) -> None:
@@ -97,8 +105,7 @@ async def test_an_answer_may_take_its_time_and_the_next_request_may_not(
     answered: Any = object()
 
     async def answer(request: Any) -> Any:
-        assert visit._timer is not None
-        assert visit._timer.cancelled()
+        assert visit._timer is None
         return answered
 
     monkeypatch.setattr(module, "REQUEST_SECONDS", 0.0)
@@ -107,11 +114,36 @@ async def test_an_answer_may_take_its_time_and_the_next_request_may_not(
     await handler.gone.wait()
 
 
-async def test_the_oldest_goes_for_a_new_one(place: Place) -> None:
+@idle_time
+async def test_a_long_answer_may_be_read_slowly() -> None:
+    """Each look sees that the caller has read on. The next request is due after the answer."""
+    async with opened() as place:
+        loop = asyncio.get_running_loop()
+        caller, handler = await place.called()
+        left = 1 << 24
+        handler.transport.write(bytes(left))
+        while left:
+            await asyncio.sleep(0.9 * module.REQUEST_SECONDS)
+            assert not handler.gone.is_set()
+            with suppress(BlockingIOError):
+                while True:
+                    left -= len(caller.recv(1 << 20))
+        await handler.gone.wait()
+        began = loop.time()
+        _, handler = await place.called()
+        handler.transport.write(bytes(1 << 24))
+        await handler.gone.wait()
+        assert loop.time() - began == pytest.approx(module.REQUEST_SECONDS)
+
+
+async def test_the_oldest_goes_for_a_new_one(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
     place.visits._room.most = 2  # and one of them for each host
     _, first = await place.called()
     _, second = await place.called()
     await first.gone.wait()
+    assert "too many from that host are open for HTTP" in caplog.text
     assert not second.gone.is_set()
 
 
