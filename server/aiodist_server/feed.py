@@ -31,7 +31,7 @@ PERIOD = 2.0
 ASKED_A_SECOND = 256
 """The most members that are asked in a second. With more members, each is asked less often."""
 SHARE_OF_NEWS = 8
-"""Notes of the coordinator are shown at once, but it is asked at most this many times a period."""
+"""Readers soon see notes of the coordinator, but it is asked at most this many times a period."""
 
 MOST_READERS = 32
 """How many pages may be open. The oldest is closed for a new one."""
@@ -67,7 +67,7 @@ class Feed:
         self._problem = ""  # why there is no newer one
         self._at = self._loop.time()  # the time of the last answer
         self._event: bytes | None = None  # its picture for readers; None: not made yet
-        self._noted = asyncio.Event()  # the coordinator has noted something
+        self._noted = asyncio.Event()  # there is something that readers should soon see
         self._readers: dict[Reader, None] = {}  # the oldest first
 
     async def run(self) -> None:
@@ -77,11 +77,10 @@ class Feed:
             while True:
                 self._noted.clear()
                 await self._ask()
-                period = self._period()
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(period):
+                    async with asyncio.timeout(self._pause(PERIOD)):
                         await self._noted.wait()
-                        await asyncio.sleep(period / SHARE_OF_NEWS)  # more notes may come
+                        await asyncio.sleep(self._pause(PERIOD / SHARE_OF_NEWS))  # for more notes
         finally:
             self._coordinator.observers.remove(self._note)
             for reader in self._readers:
@@ -110,13 +109,15 @@ class Feed:
     # Inside.
 
     def _note(self, note: Note) -> None:
-        self._history.note(note.event, note.fields, self._loop.time())
-        self._noted.set()
+        is_kept = self._history.note(note.event, note.fields, self._loop.time())
+        if is_kept and self._readers:
+            self._noted.set()
 
-    def _period(self) -> float:
+    def _pause(self, seconds: float) -> float:
+        """Return that many seconds, or more if there are many members."""
         groups = [] if self._found is None else self._found["groups"]
         members = sum(len(group["members"]) for group in groups)
-        return max(PERIOD, members / ASKED_A_SECOND)
+        return max(seconds, members / ASKED_A_SECOND)
 
     async def _ask(self) -> None:
         try:

@@ -161,12 +161,15 @@ class History:
                 self._end(group, now)
         self._forget(now - WINDOW)
 
-    def note(self, kind: str, fields: Mapping[str, Any], now: float) -> None:
-        """Take in what the coordinator noted: see `aiodist.membership.effects.Note`."""
+    def note(self, kind: str, fields: Mapping[str, Any], now: float) -> bool:
+        """Take in what the coordinator noted: see `aiodist.membership.effects.Note`.
+
+        Returns whether it is an event here. Those of channels and averagers are not.
+        """
         fields = {name: _short(value) for name, value in fields.items()}
         key = fields.pop("group", ""), fields.pop("run_id", "")
         if channel_of(key[0]) or averager_of(key[0]):
-            return
+            return False
         rank = fields.pop("rank", None)
         # A process that is refused makes no group.
         group = self.groups.get(key) if kind.endswith("refused") else self._group(key)
@@ -175,13 +178,14 @@ class History:
         ranks = 0 if rank is None else bits_of([rank])
         _add(self.events if group is None else group.events, Event(now, kind, ranks, fields))
         if group is None:
-            return
+            return True
         if kind == "deleted":
             self._end(group, now)
         elif kind in ("lost", "aborted", "left"):
             for row in group.here():
                 if row.rank == rank:
                     row.gone, row.how, row.reason = now, kind, fields.get("reason", "")
+        return True
 
     # Inside.
 

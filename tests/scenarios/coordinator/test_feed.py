@@ -10,8 +10,10 @@ from typing import Any
 
 import aiohttp
 import pytest
+from idle_time import idle_time
 
 import aiodist
+from aiodist.wire import averaging
 from aiodist.wire.address import parse_address
 from aiodist_server import feed
 from aiodist_server.feed import Feed
@@ -244,9 +246,38 @@ async def test_where_there_are_many_each_is_asked_less_often(
     monkeypatch.setattr(feed, "PERIOD", 2.0)
     async with aiodist.Coordinator() as coordinator:
         telling = Feed(coordinator, Surveys(coordinator))
-        assert telling._period() == 2.0
+        assert telling._pause(2.0) == 2.0
         telling._found = {"groups": [{"members": [{}] * 2048}, {"members": [{}] * 2048}]}
-        assert telling._period() == 16.0
+        assert telling._pause(2.0) == 16.0
+
+
+@idle_time
+async def test_news_do_not_make_it_ask_more_members_a_second(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And notes that no open page shows do not make it ask at all."""
+    monkeypatch.setattr(feed, "PERIOD", 2.0)
+    monkeypatch.setattr(feed, "SHARE_OF_NEWS", 8)
+    asked: list[float] = []
+    telling = Feed(aiodist.Coordinator(), Surveys(aiodist.Coordinator()))
+    loop = asyncio.get_running_loop()
+
+    async def found(*, counts: bool) -> Any:
+        asked.append(loop.time())
+        averager = {"channel": None, "averager": "a", "members": [{}] * feed.ASKED_A_SECOND}
+        return {"groups": [averager], "channels": []}
+
+    telling._surveys.found = found
+    running = asyncio.create_task(telling.run())
+    for name, is_open in (("g", False), (averaging.own_group("a", "0" * 24), True), ("g", True)):
+        if is_open:
+            telling._enter()
+        for _ in range(5):
+            await asyncio.sleep(0.4)
+            telling._note(feed.Note("lost", {"group": name, "rank": 0}))
+    running.cancel()
+    await asyncio.wait({running})
+    assert asked == pytest.approx([0.0, 2.0, 4.0, 5.4])
 
 
 async def test_a_picture_is_made_once_for_all_who_read(monkeypatch: pytest.MonkeyPatch) -> None:
