@@ -82,6 +82,15 @@ def test_the_versions_are_those_that_are_tested(file: str) -> None:
     assert versions == {name: tested.get(name) for name in versions}, "run make pins"
 
 
+def test_the_image_has_the_compiled_part() -> None:
+    """It is compiled with the compiler of the full image of Python. The last image must load it."""
+    build, _, last = CONTAINERFILE.rpartition("\nFROM ")
+    (python,) = re.findall(r"^ARG PYTHON=(\S+)-slim$", CONTAINERFILE, re.MULTILINE)
+    assert f"\nARG BUILD={python}\n" in build
+    assert "\nFROM ${BUILD} AS build\n" in build
+    assert '\nRUN /opt/aiodist/bin/python -c "import aiodist._core"\n' in last
+
+
 def test_each_download_of_the_image_looks_at_hashes() -> None:
     """And the Python that the packages are pinned for is that of the image."""
     (python,) = re.findall(r"--python-version (\S+)", (ROOT / "Makefile").read_text())
