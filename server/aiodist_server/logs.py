@@ -27,9 +27,14 @@ _STDERR = 2
 def _printable(logger: Any, method: str, event: dict[str, Any]) -> dict[str, Any]:
     """Replace characters that a terminal would obey, because much of the text comes from the
     network."""
-    return {
-        key: printable(value) if isinstance(value, str) else value for key, value in event.items()
-    }
+
+    def shown(key: str, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        lines = value.split("\n") if key == "exception" else [value]  # a traceback has many
+        return "\n".join(map(printable, lines))
+
+    return {key: shown(key, value) for key, value in event.items()}
 
 
 class _Lines(logging.Handler):
@@ -98,6 +103,7 @@ def logging_to_stderr(config: Config) -> Iterator[None]:
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         # The coordinator passes the event's name and fields as `extra`.
         structlog.stdlib.ExtraAdder(),
+        structlog.processors.format_exc_info,
     ]
     if config.log_format == "console":  # JSON escapes them
         before.append(_printable)
@@ -112,7 +118,6 @@ def logging_to_stderr(config: Config) -> Iterator[None]:
             foreign_pre_chain=before,
             processors=[
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                structlog.processors.format_exc_info,
                 renderer,
             ],
         )

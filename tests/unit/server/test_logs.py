@@ -32,6 +32,16 @@ def test_nothing_in_a_line_is_obeyed_by_a_terminal(
         assert "?]0;evil??2J??forged" in line
 
 
+def test_nothing_in_a_traceback_is_obeyed_by_a_terminal(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with logging_to_stderr(Config()):
+        logging.getLogger("aiodist.daemon").error("a fault", exc_info=ValueError(EVIL))
+    lines = capfd.readouterr().err.splitlines()
+    assert all(line.isprintable() for line in lines)
+    assert lines[1:] == ["ValueError: ?]0;evil??2J?", "forged"]
+
+
 def test_a_reader_that_stops_reading_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """What has no room is left out and counted. The end does not wait for the reader, either."""
     stuck, reads_again = threading.Event(), threading.Event()
