@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import re
 import select
-import threading
 from pathlib import Path
 from urllib.parse import quote
 
 _LONGEST = 100
 _HASH = 12
+_numbers = itertools.count()
 
 
 def write_all(fd: int, data: bytes | bytearray | memoryview) -> None:
@@ -42,8 +43,8 @@ def replace(path: Path, text: str) -> None:
     The text is written beside the file and moved into place. So a full disk, or the death of this
     process, leaves the old file, and not half of a new one.
     """
-    # Threads of one process may write the same file.
-    new = path.with_name(f"{path.name}.new{threading.get_ident()}")
+    # Threads of one process may write the same file, and the handler of a signal within that.
+    new = path.with_name(f"{path.name}.new{next(_numbers)}")
     try:
         new.write_text(text, encoding="utf-8", errors="replace")
         new.replace(path)

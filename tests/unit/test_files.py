@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 import pytest
@@ -18,6 +19,23 @@ def test_a_full_disk_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
     with full_disk(), pytest.raises(OSError, match="File too large"):
         files.replace(path, "new" * 10)
     assert [path.read_text(), *tmp_path.iterdir()] == ["old", path]
+
+
+def test_a_signal_may_have_the_same_file_written_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "dump.txt"
+    write = Path.write_text
+
+    def interrupted(new: Path, text: str, **options: Any) -> int:
+        monkeypatch.setattr(Path, "write_text", write)
+        written = write(new, text, **options)
+        files.replace(path, "of the signal")
+        return written
+
+    monkeypatch.setattr(Path, "write_text", interrupted)
+    files.replace(path, "of the error")
+    assert [path.read_text(), *tmp_path.iterdir()] == ["of the error", path]
 
 
 def test_the_name_of_a_group_in_a_file_name_is_quoted_and_reads_back() -> None:
