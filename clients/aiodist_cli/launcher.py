@@ -245,7 +245,7 @@ async def _tell_status(writer: Writer, place: Place, job: spawn.Job | None) -> N
     try:
         found = await status.ask(job.address, job.token, _STATUS_SECONDS)
         Console(file=out, width=WIDE).print(status.render(found, time.time()))
-    except (AiodistError, TimeoutError) as error:
+    except (AiodistError, OSError, ValueError) as error:
         out.write(f"aiodist run: no status: {error}\n")
     await writer.write(_STDERR, out.getvalue().encode())
 
