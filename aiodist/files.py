@@ -43,8 +43,8 @@ def replace(path: Path, text: str) -> None:
     The text is written beside the file and moved into place. So a full disk, or the death of this
     process, leaves the old file, and not half of a new one.
     """
-    # Threads of one process may write the same file, and the handler of a signal within that.
-    new = path.with_name(f"{path.name}.new{next(_numbers)}")
+    # Several processes and threads may write the same file, and the handler of a signal meanwhile.
+    new = path.with_name(f"{path.name}.new{os.getpid()}-{next(_numbers)}")
     try:
         new.write_text(text, encoding="utf-8", errors="replace")
         new.replace(path)
