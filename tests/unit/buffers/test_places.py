@@ -54,6 +54,13 @@ def test_one_tree() -> None:
         places.check_tree({"a": A, "b": A[1:]}, "x")
 
 
+def test_leaves() -> None:
+    tree = {"a": [1, None, 2.5], "b": ("text", {"c": b"bytes", "d": None}), "e": []}
+    assert places.leaves_of(tree) == [1, 2.5, "text", b"bytes"]
+    assert places.leaves_of("alone") == ["alone"]
+    assert places.leaves_of(None) == []
+
+
 def test_a_tree_without_end() -> None:
     loop: list[Any] = []
     loop.append(loop)
