@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import math
+import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -38,8 +39,22 @@ log = logging.getLogger("aiodist.torch")
 Start = Callable[[], Sequence["asyncio.Future[Any]"]]
 """Starts operations. Runs on the engine. Results go into the tensors that were given."""
 
-_futures = threading.Lock()
-"""Guards the futures of all works against being made and completed at once."""
+
+class _FuturesGuard:
+    """Guards the futures of all works against being made and completed at once."""
+
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin with a new lock, because a thread of the parent may hold the old one in a fork."""
+        self.lock = threading.Lock()
+
+
+_guard = _FuturesGuard()
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_guard.begin)
 
 
 @untraced
@@ -141,7 +156,7 @@ class TorchWork(dist.Work):
             self._error = as_torch(error)
             if isinstance(self._error, AiodistError):
                 failures[self._group] = without_frames(self._error)
-        with _futures:
+        with _guard.lock:
             self._done = True
             # At once: a thread that asks for a future now either finds that this is done, or its
             # future is completed below.
@@ -261,7 +276,7 @@ class TorchWork(dist.Work):
             fork: Any = torch._C.fork  # its future has the type of its value, and is done at once
             ended: torch.futures.Future[Any] = fork(lambda: self.tensors)
             return ended
-        with _futures:
+        with _guard.lock:
             if self._future is not None:
                 return self._future
             # Two futures, because a torch future that is completed with an exception object hides

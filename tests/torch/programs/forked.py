@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 
 import torch
 import torch.distributed as dist
 
 import aiodist
+from aiodist_torch.work import _guard
 
 
 def total() -> float:
@@ -37,6 +39,19 @@ def in_child(pending: dist.Work, folder: str) -> None:
 dist.init_process_group("aiodist")
 x = torch.zeros(1)
 pending = dist.irecv(x)
+held, forked = threading.Event(), threading.Event()
+
+
+def complete() -> None:
+    """Hold what a thread holds that completes a work, until this process has forked."""
+    with _guard.lock:
+        held.set()
+        forked.wait(120)
+
+
+thread = threading.Thread(target=complete)
+thread.start()
+assert held.wait(120)
 child = os.fork()
 if child == 0:
     signal.alarm(120)  # the test ends even if the child does not
@@ -46,6 +61,8 @@ if child == 0:
         sys.excepthook(*sys.exc_info())
         os._exit(1)
     os._exit(0)
+forked.set()
+thread.join()
 assert os.waitpid(child, 0)[1] == 0
 assert total() == dist.get_world_size()
 dist.send(torch.ones(1), 1 - dist.get_rank())
