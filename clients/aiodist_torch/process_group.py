@@ -106,10 +106,12 @@ class ProcessGroup(Methods):
     ) -> ProcessGroup | None:
         """Make the group of `ranks` (of this group). Returns None on ranks that are not among them.
 
+        The new group numbers them in ascending order, as torch's own class does.
         `torch.distributed.split_group` asks for an accelerator, so call this method instead.
         """
         if self.rank() not in ranks:
             return None
+        ranks = sorted(ranks)
         name = group_name or f"{self.group_name}:split:{'_'.join(map(str, ranks))}"
         store = c10d.PrefixStore(f"{name}/", self._store)
         group = self.derive(ranks, timeout or self._timeout, store)
