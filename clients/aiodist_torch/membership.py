@@ -13,6 +13,7 @@ import aiodist
 from aiodist.threads.engine import Engine
 from aiodist.wire.address import Address, parse_address
 from aiodist_torch import rendezvous
+from aiodist_torch.errors import as_torch
 from aiodist_torch.parting import Parting, hold_file
 
 log = logging.getLogger("aiodist.torch")
@@ -100,13 +101,18 @@ class Membership:
     def derive(self, ranks: Sequence[int], seconds: float) -> Membership:
         """Make the group of some of its `ranks`. Only these call it.
 
-        Other ranks take no part, so they may be lost.
+        Other ranks take no part, so they may be lost. Raises what `Group.subgroup` raises, also as
+        `dist.DistBackendError`.
         """
 
         async def derive() -> aiodist.Group:
             return await self.group.subgroup(ranks, timeout=seconds)
 
-        return Membership(self.engine, self.engine.wait_for(derive()))
+        try:
+            group = self.engine.wait_for(derive())
+        except aiodist.AiodistError as error:
+            raise as_torch(error) from None
+        return Membership(self.engine, group)
 
     def succeed(self, ranks: Sequence[int], seconds: float) -> Membership:
         """Make a group as `derive` does, and let it go on in the place of this one.

@@ -112,9 +112,10 @@ class ProcessGroup(Methods):
         if self.rank() not in ranks:
             return None
         ranks = sorted(ranks)
+        timeout = timeout or self._timeout
+        membership = self._membership.derive(ranks, timeout.total_seconds())
         name = group_name or f"{self.group_name}:split:{'_'.join(map(str, ranks))}"
-        store = c10d.PrefixStore(f"{name}/", self._store)
-        group = self.derive(ranks, timeout or self._timeout, store)
+        group = ProcessGroup(membership, timeout, c10d.PrefixStore(f"{name}/", self._store))
         group.setGroupName(name)
         group.setGroupDesc(group_desc or "undefined")
         return group
@@ -134,10 +135,7 @@ class ProcessGroup(Methods):
         expect_shrunk_groups()
         ranks = [rank for rank in range(self._group.size) if rank not in ranks_to_exclude]
         timeout = self._timeout if pg_options is None else pg_options._timeout
-        try:
-            membership = self._membership.succeed(ranks, timeout.total_seconds())
-        except aiodist.AiodistError as error:
-            raise as_torch(error) from None
+        membership = self._membership.succeed(ranks, timeout.total_seconds())
         if shrink_flags & dist.distributed_c10d.SHRINK_ABORT:
             self._engine.submit(self._group.revoke)
         store = c10d.PrefixStore(f"shrunk:{'_'.join(map(str, ranks))}/", self._store)
@@ -237,10 +235,7 @@ def create(options: Any) -> ProcessGroup:
     timeout: timedelta = options.timeout
     ranks = options.global_ranks_in_group
     if isinstance(world := dist.group.WORLD, ProcessGroup) and ranks:
-        try:
-            return world.derive(ranks, timeout, options.store)
-        except aiodist.AiodistError as error:
-            raise as_torch(error) from None
+        return world.derive(ranks, timeout, options.store)
     return ProcessGroup.join(
         options.store,
         options.group_rank,

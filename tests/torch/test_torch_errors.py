@@ -259,6 +259,9 @@ def test_a_group_that_was_left_says_so(ranks: Ranks) -> None:
         group.shutdown()
         with pytest.raises(aiodist.GroupClosedError):
             group.allreduce([torch.ones(1)]).wait()
+        with pytest.raises(aiodist.GroupClosedError) as caught:
+            group.split_group([0, 1])
+        assert isinstance(caught.value, dist.DistBackendError)
 
     ranks(2, body)
 
