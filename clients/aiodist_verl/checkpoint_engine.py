@@ -110,16 +110,24 @@ class ChannelCheckpointEngine(CheckpointEngine):
         before = self._version - 1
         await _on_engine(self._weights.wait(newer_than=before, timeout=self._timeout))
         arrays = self._weights.stream(self._version)
+        # A cancelled `after` ends on the other loop a moment after it has ended here, and a
+        # generator that still runs cannot be closed.
+        turn = asyncio.Lock()
+
+        async def after() -> tuple[str, torch.Tensor] | None:
+            async with turn, asyncio.timeout(self._timeout):
+                return await anext(arrays, None)
+
+        async def close() -> None:
+            async with turn:
+                await arrays.aclose()
+
         try:
-            while (found := await _on_engine(self._next(arrays))) is not None:
+            while (found := await _on_engine(after())) is not None:
                 name, tensor = found
                 yield name, tensor.to(self._device)
         finally:
-            await _on_engine(arrays.aclose())
-
-    async def _next(self, arrays: Any) -> Any:
-        async with asyncio.timeout(self._timeout):
-            return await anext(arrays, None)
+            await _on_engine(close())
 
     def _without(self, names: frozenset[str]) -> dict[str, Any]:
         return {name: value for name, value in self._options.items() if name not in names}

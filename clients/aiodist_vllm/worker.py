@@ -115,10 +115,17 @@ class ChannelEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         """Yield the tensors of some layers (None: of all), each as soon as it is here, while others
         are in flight."""
         arrays = weights.stream(version)
+        # An interrupted `after` ends on the engine a moment after it has ended here, and a
+        # generator that still runs cannot be closed.
+        turn = asyncio.Lock()
 
         async def after() -> tuple[str, torch.Tensor] | None:
-            async with asyncio.timeout(self._timeout):
+            async with turn, asyncio.timeout(self._timeout):
                 return await anext(arrays, None)
+
+        async def close() -> None:
+            async with turn:
+                await arrays.aclose()
 
         try:
             while (found := engine().wait_for(after())) is not None:
@@ -126,7 +133,7 @@ class ChannelEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
                 if layers is None or layer_of(name) in layers:
                     yield name, tensor.to(self.device)
         finally:
-            engine().wait_for(arrays.aclose())
+            engine().wait_for(close())
 
     def shutdown(self) -> None:
         if self._weights is not None:

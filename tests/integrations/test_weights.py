@@ -9,9 +9,11 @@ import asyncio
 import contextlib
 import importlib.util
 import json
+import os
+import signal
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from functools import cached_property
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -261,3 +263,61 @@ async def test_verl_sends_to_replicas_that_come_and_go(
     await update(actors, rollout, 3)
     for one in (*actors, *rollout):
         one.close()
+
+
+class Stalled:
+    """A channel whose second array does not come. Its stream ends after the first step of the task
+    that is made next."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.stalls: Callable[[], object] = lambda: None
+        self.ended = False
+        self._patch = monkeypatch
+
+    async def wait(self, **_: object) -> None: ...
+
+    async def stream(self, version: int) -> AsyncIterator[tuple[str, torch.Tensor]]:
+        yield "norm", torch.ones(1)
+        loop, made = asyncio.get_running_loop(), asyncio.Event()
+        create = loop.create_task
+
+        def create_task(*args: Any, **options: Any) -> Any:
+            task = create(*args, **options)
+            made.set()
+            return task
+
+        self._patch.setattr(loop, "create_task", create_task)
+        self.stalls()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await made.wait()
+            await asyncio.sleep(0)  # the first step of that task
+            self.ended = True
+
+
+def test_an_interrupt_of_vllm_stays_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    standin("vllm", monkeypatch)
+    worker = importlib.import_module("aiodist_vllm.worker")
+    one = worker.ChannelEngine.__new__(worker.ChannelEngine)
+    one.device, one._timeout = torch.device("cpu"), 300.0
+    weights = Stalled(monkeypatch)
+    weights.stalls = lambda: os.kill(os.getpid(), signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        list(one._tensors(weights, 1, None))
+    assert weights.ended
+
+
+async def test_a_cancellation_of_verl_stays_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    standin("verl", monkeypatch)
+    one = importlib.import_module("aiodist_verl").ChannelCheckpointEngine(1, device="cpu")
+    one._weights = weights = Stalled(monkeypatch)
+
+    async def received() -> list[str]:
+        return [name async for name, _ in one.receive_weights()]
+
+    loop, task = asyncio.get_running_loop(), asyncio.create_task(received())
+    weights.stalls = lambda: loop.call_soon_threadsafe(task.cancel)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert weights.ended
