@@ -6,6 +6,7 @@ how the calls get here. `aiodist_torch.operations` is what they start.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
@@ -420,8 +421,14 @@ def one(items: list[Any], op: str) -> Any:
 
 
 def together(_: aiodist.Group, batch: list[TorchWork]) -> ops.Works:
-    """Return the operations of works that have started."""
+    """Return the operations of works that have started, and a failed one for each that was
+    refused."""
+    # An error that was raised here would end the batch while its other operations still write.
+    operations: list[asyncio.Future[Any]] = []
     for work in batch:
-        if (error := work.exception()) is not None:
-            raise error
-    return [operation for work in batch for operation in work.operations]
+        operations += work.operations
+        if not work.operations and (error := work.exception()) is not None:
+            refused = asyncio.get_running_loop().create_future()
+            refused.set_exception(error)
+            operations.append(refused)
+    return operations

@@ -324,6 +324,29 @@ def test_ranks_that_all_reject_their_arguments_leave_nothing_behind(
     assert not caplog.records
 
 
+def test_a_batch_with_a_refused_operation_ends_with_the_others(ranks: Ranks) -> None:
+    refused = threading.Event()
+
+    def body(group: ProcessGroup) -> None:
+        cpu, x = torch.device("cpu"), torch.ones(1)
+        if group.rank():
+            assert refused.wait(60)
+            group.send([x], 0).wait()
+            return
+        y = torch.zeros(1)
+        group._start_coalescing(cpu)
+        group.send([torch.eye(2).to_sparse()], 1)
+        group.recv([y], 1)
+        work = group._end_coalescing(cpu)
+        is_over = work.is_completed()
+        refused.set()
+        with pytest.raises(RuntimeError, match="sparse tensors"):
+            work.wait()
+        assert (is_over, float(y)) == (False, 1)
+
+    ranks(2, body)
+
+
 def test_a_wrong_number_of_tensors_on_one_rank_stops_all(ranks: Ranks) -> None:
     def body(group: ProcessGroup) -> None:
         x = torch.ones(1)
