@@ -1,6 +1,7 @@
 """aiodist's errors as programs for torch expect them: they are RuntimeErrors, too.
 
-Each keeps its type, fields and text, and is a `torch.distributed.DistBackendError` as well.
+Each keeps its type, fields and text, and is a `torch.distributed.DistBackendError` as well. A
+timeout of a store is also a `torch.distributed.DistStoreError`.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-from torch.distributed import DistBackendError, group
+from torch.distributed import DistBackendError, DistStoreError, group
 
 from aiodist import AiodistError, CollectiveTimeoutError, Group
 
@@ -18,18 +19,24 @@ _TIMEOUT = "the timeout is over: "
 failures: weakref.WeakKeyDictionary[Group, AiodistError] = weakref.WeakKeyDictionary()
 """The latest error of each group, without frames, because these might keep the group alive."""
 
-_twins: dict[type[AiodistError], type[AiodistError]] = {}
+
+class StoreTimeoutError(DistStoreError, DistBackendError):
+    """What a timeout of a store is for torch."""
 
 
-def as_torch(error: BaseException) -> BaseException:
-    """Return `error` as an instance of `DistBackendError` as well, if it is aiodist's; else
-    itself."""
-    if not isinstance(error, AiodistError) or isinstance(error, DistBackendError):
+Kind = type[DistBackendError]
+
+_twins: dict[tuple[type[AiodistError], Kind], type[AiodistError]] = {}
+
+
+def as_torch(error: BaseException, kind: Kind = DistBackendError) -> BaseException:
+    """Return `error` as an instance of `kind` as well, if it is aiodist's; else itself."""
+    if not isinstance(error, AiodistError) or isinstance(error, kind):
         return error
     # Programs for torch catch `DistBackendError` or RuntimeError, and programs for aiodist its
     # classes. One class that is both serves both, so that `except aiodist.PeerLostError` goes on
     # working in a program that moves to torch.
-    made = _copy(error, _twin(type(error)))
+    made = _copy(error, _twin(type(error), kind))
     if isinstance(made, CollectiveTimeoutError):
         made.message = _TIMEOUT + made.message.removeprefix(_TIMEOUT)
     made.__cause__, made.__traceback__ = error.__cause__, error.__traceback__
@@ -60,12 +67,12 @@ def last_error(process_group: Any = None) -> AiodistError | None:
     return failures.get(own)
 
 
-def _twin(cls: type[AiodistError]) -> type[AiodistError]:
-    if cls not in _twins:
+def _twin(cls: type[AiodistError], kind: Kind) -> type[AiodistError]:
+    if (cls, kind) not in _twins:
         # The name stays that of aiodist's class, because tracebacks show it.
         names = {"__module__": cls.__module__, "__reduce__": _reduce}
-        _twins[cls] = type(cls.__name__, (cls, DistBackendError), names)
-    return _twins[cls]
+        _twins[cls, kind] = type(cls.__name__, (cls, kind), names)
+    return _twins[cls, kind]
 
 
 def _copy(error: AiodistError, cls: type[AiodistError]) -> AiodistError:
@@ -77,4 +84,5 @@ def _copy(error: AiodistError, cls: type[AiodistError]) -> AiodistError:
 
 def _reduce(error: AiodistError) -> tuple[Any, ...]:
     # The class is made here and has no importable name, so aiodist's own error travels.
-    return as_torch, (_copy(error, type(error).__mro__[1]),)
+    cls, kind = type(error).__bases__
+    return as_torch, (_copy(error, cls), kind)

@@ -11,7 +11,7 @@ from torch._C import _distributed_c10d as c10d
 
 import aiodist
 from aiodist.threads.engine import engine
-from aiodist_torch.errors import as_torch
+from aiodist_torch.errors import StoreTimeoutError, as_torch
 from aiodist_torch.membership import Membership
 
 T = TypeVar("T")
@@ -31,6 +31,9 @@ class Store(c10d.Store):
     constructor returns once all have. `rank` is the wanted one, or -1 for any. `timeout` is for
     that meeting, and for `get` and `wait`. The store is gone when the last of these processes has
     closed it or exited. `token` is as for `aiodist.connect`.
+
+    A key has 1 to 1024 characters, and a value at most 1 MiB. There are no queues, and keys can be
+    neither listed nor counted.
 
     Raises what `aiodist.connect` raises.
     """
@@ -73,6 +76,8 @@ class Store(c10d.Store):
 
         try:
             return self._engine.wait_for(run())
+        except aiodist.CollectiveTimeoutError as error:
+            raise as_torch(error, StoreTimeoutError) from None
         except aiodist.AiodistError as error:
             raise as_torch(error) from None
 
@@ -89,7 +94,7 @@ class Store(c10d.Store):
     def get(self, key: str) -> bytes:
         """Return the value of `key`, and wait for it.
 
-        Raises CollectiveTimeoutError, which is also a DistBackendError, after the timeout.
+        Raises CollectiveTimeoutError, which is also a `dist.DistStoreError`, after the timeout.
         """
         while (value := self._run(self._store.get, key)) is None:
             self.wait([key])  # again, if it is deleted before it is read
@@ -150,7 +155,11 @@ class Store(c10d.Store):
         return [self.get(key) for key in keys]
 
     def multi_set(self, keys: list[str], values: Sequence[str | bytes]) -> None:
-        """Set each of `keys` to its value."""
+        """Set each of `keys` to its value. Raises ValueError if there is not one for each."""
+        if len(keys) != len(values):
+            raise ValueError(
+                f"{len(keys)} keys and {len(values)} values: give one value for each key"
+            )
         for key, value in zip(keys, values, strict=True):
             self.set(key, value)
 

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 import aiodist
 from aiodist.threads.engine import engine
-from aiodist_torch.errors import as_torch, last_error
+from aiodist_torch.errors import StoreTimeoutError, as_torch, last_error
 from aiodist_torch.membership import Membership
 from aiodist_torch.operators import meaning
 from aiodist_torch.process_group import ProcessGroup
@@ -280,6 +280,10 @@ def test_errors_keep_type_text_and_fields() -> None:
     assert (str(again), again.ranks) == (str(twin), (1, 2))
     late = as_torch(aiodist.CollectiveTimeoutError("late", missing=[1]))
     assert str(pickle.loads(pickle.dumps(late))) == str(late) == "the timeout is over: late"
+    of_store = as_torch(aiodist.CollectiveTimeoutError("late"), StoreTimeoutError)
+    assert isinstance(of_store, dist.DistStoreError)
+    assert type(pickle.loads(pickle.dumps(of_store))) is type(of_store)
+    assert not isinstance(late, dist.DistStoreError)
     other = ValueError("x")
     assert as_torch(other) is other
 

@@ -51,6 +51,11 @@ for backend in ("gloo", "aiodist"):
         store._store = inner
         assert store.delete_key("short")
         store.multi_set(["a", "b"], ["1", b"2"])
+        try:
+            store.multi_set(["c", "d"], ["1"])
+            raise AssertionError("a key has no value")
+        except ValueError as error:
+            assert "2 keys and 1 values" in str(error)
         assert (store.add("a", 4), store.check(["a", "b"]), store.check(["c"])) == (5, True, False)
         assert [store.delete_key(key) for key in ("k", "k", "new")] == [True, False, True]
         assert store.clone() is store
@@ -67,14 +72,14 @@ try:
     store.wait(["never"], timedelta(milliseconds=50))
     raise AssertionError("a key that nobody set was found")
 except aiodist.CollectiveTimeoutError as error:
-    assert isinstance(error, RuntimeError)
+    assert isinstance(error, dist.DistStoreError)
 assert store.timeout == timedelta(seconds=300)
 meeting.set_timeout(timedelta(milliseconds=50))
 assert store.timeout == meeting.timeout == timedelta(milliseconds=50)
 try:
     store.get("never")
     raise AssertionError("a key that nobody set was found")
-except RuntimeError as error:
+except dist.DistStoreError as error:
     assert "never" in str(error)
 store.close()
 try:
