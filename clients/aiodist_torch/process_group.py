@@ -20,6 +20,7 @@ from aiodist_torch.membership import Membership
 from aiodist_torch.methods import Methods
 from aiodist_torch.parting import forget_store
 from aiodist_torch.shrinking import expect_shrunk_groups
+from aiodist_torch.timeouts import expect_new_timeouts
 from aiodist_torch.untraced import untraced
 
 
@@ -33,6 +34,7 @@ class ProcessGroup(Methods):
 
     def __init__(self, membership: Membership, timeout: timedelta, store: Any) -> None:
         super().__init__(membership.engine, membership.group, timeout)
+        expect_new_timeouts()
         self._membership = membership
         self._store: Any = store
         self._name = self._desc = ""  # torch's name for it, and torch's description
@@ -107,7 +109,9 @@ class ProcessGroup(Methods):
         """Make the group of `ranks` (of this group). Returns None on ranks that are not among them.
 
         The new group numbers them in ascending order, as torch's own class does.
-        `torch.distributed.split_group` asks for an accelerator, so call this method instead.
+        `torch.distributed.split_group` asks for an accelerator, so call this method instead. Of the
+        new group call its own methods, because calls such as `dist.broadcast(group=…)` refuse
+        groups that torch has not made.
         """
         if self.rank() not in ranks:
             return None

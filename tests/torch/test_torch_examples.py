@@ -185,9 +185,7 @@ def test_torchrun(env: Env, tmp_path: Path) -> None:
 @pytest.mark.long
 def test_breakpoint(env: Env) -> None:
     """The debugger asks, and goes on when it is told to."""
-    # torch warns that it can make the waiting ranks' timeout longer for its own backends only.
-    quiet = env | {"PYTHONWARNINGS": "ignore::UserWarning"}
-    process = start([*TORCHRUN, str(EXAMPLES / "breakpoint.py")], quiet)
+    process = start([*TORCHRUN, str(EXAMPLES / "breakpoint.py")], env)
     said = "\n".join(finish(process, "up\np tensor\nc\n"))
     assert "(Pdb) tensor([0.])" in said
     # Both ranks write to one terminal, a word at a time.

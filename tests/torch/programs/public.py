@@ -15,6 +15,8 @@ from torch.distributed.distributed_c10d import _coalescing_manager
 
 import aiodist
 
+LATE = timedelta(minutes=20)
+
 
 def full(value: float, *shape: int) -> Tensor:
     return torch.full(shape, float(value))
@@ -155,6 +157,10 @@ def deadlines(rank: int, size: int) -> None:
         except aiodist.CollectiveTimeoutError as error:
             assert error.missing == tuple(range(1, size)), error
     dist.barrier()
+    for group in (None, dist.new_group(backend="gloo")):  # torch warns if it can set none
+        dist.distributed_c10d._set_pg_timeout(LATE, group)
+        one: Any = dist.group.WORLD if group is None else group
+        assert one._get_backend(x.device).options._timeout == LATE
 
 
 def barriers(rank: int, size: int) -> None:
@@ -202,6 +208,10 @@ def mixed(rank: int, size: int) -> None:
     beside = both._get_backend(torch.device("meta"))
     assert beside.name() == "fake", beside.name()
     assert both._get_backend(torch.device("cpu")) is both
+    with warnings.catch_warnings(record=True) as told:
+        dist.distributed_c10d._set_pg_timeout(LATE, both)
+    assert both.options._timeout == LATE
+    assert "nccl or gloo" in str(told.pop().message)  # so torch was asked to set that of the other
     outs = [torch.empty(2, device="meta") for _ in range(size)]
     dist.all_gather(outs, y, group=both)
     dist.gather(y, outs if rank == 0 else None, dst=0, group=both)
