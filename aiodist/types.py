@@ -174,7 +174,14 @@ class ReduceOp:
         return f"ReduceOp.{self.name}"
 
     def __str__(self) -> str:
-        return self.name if self.factor is None else f"PREMUL_SUM({self.factor!r})"
+        """Return what all ranks must agree on."""
+        if self.factor is not None:
+            return f"PREMUL_SUM({self.factor!r})"
+        if self.function is None or self.name in _MEMBERS:
+            return self.name
+        # Ranks cut arrays, and combine them in an order, by these.
+        flags = {"commutative": self.commutative, "elementwise": self.elementwise}
+        return " ".join([self.name, *(flag for flag, is_set in flags.items() if is_set)])
 
 
 def _minloc(a: Any, b: Any) -> Any:

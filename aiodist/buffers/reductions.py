@@ -122,8 +122,9 @@ class Operand:
             )
         items = [_arrays(slot, Path("xs", index)) for index, slot in enumerate(slots)]
         own = items[rank]
-        everything = [item for slot in items for item in slot]
-        operand = Operand("arrays", f"slots {_signature(everything, joined=True)}")
+        texts = [_signature(slot, joined=len(slot) != 1) for slot in items]
+        elements = sum([item.base.size for slot in items for item in slot])
+        operand = Operand("arrays", f"slots {signature_of_list(texts, elements, 'slots')}")
         if out is not None:
             places = _fitting(own, out, _is_list(slots[rank]), f"slot {rank} of xs")
         else:
@@ -375,12 +376,13 @@ def _signature(items: list[UserArray], *, joined: bool) -> str:
     return signature_of_list([str(item) for item in items], sum([i.base.size for i in items]))
 
 
-def signature_of_list(texts: list[str], elements: int) -> str:
-    """Return what all ranks must agree on for a list of arrays, given the text of each."""
+def signature_of_list(texts: list[str], elements: int, what: str = "arrays") -> str:
+    """Return what all ranks must agree on for a list of arrays, or of slots, given the text of
+    each."""
     if len(texts) <= _SHOWN:
         return f"[{', '.join(texts)}]"
     digest = hashlib.blake2b(" ".join(texts).encode(), digest_size=6).hexdigest()
-    return f"[{len(texts)} arrays, {_short(elements)} elements, #{digest}]"
+    return f"[{len(texts)} {what}, {_short(elements)} elements, #{digest}]"
 
 
 def _short(count: float) -> str:

@@ -447,6 +447,18 @@ CALLS = {
         lambda g: g.all_reduce(1.0, ReduceOp.premul_sum(0.5)),
         lambda g: g.all_reduce(1.0, ReduceOp.premul_sum(0.25)),
     ),
+    "pieces of arrays": (
+        lambda g: g.all_reduce(np.ones(LARGE), ReduceOp.custom(np.add)),
+        lambda g: g.all_reduce(np.ones(LARGE), ReduceOp.custom(np.add, elementwise=True)),
+    ),
+    "order of ranks": (
+        lambda g: g.reduce_scatter(np.ones(LARGE), ReduceOp.custom(np.add)),
+        lambda g: g.reduce_scatter(np.ones(LARGE), ReduceOp.custom(np.add, commutative=True)),
+    ),
+    "slots": (
+        lambda g: g.reduce_scatter([[np.ones(2), np.ones(2)], np.ones(2), np.ones(2)]),
+        lambda g: g.reduce_scatter([np.ones(2), [np.ones(2), np.ones(2)], np.ones(2)]),
+    ),
 }
 
 

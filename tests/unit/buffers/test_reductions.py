@@ -300,6 +300,20 @@ def test_reduce_scatter_of_lists_of_arrays() -> None:
     assert [a.tolist() for a in got[1]] == [[2, 2, 2, 2]]
 
 
+def test_where_slots_end_is_agreed_on() -> None:
+    """Each rank cuts by its own slots, so other slots of the same arrays are another call."""
+
+    def signature(*slots: Any) -> str:
+        return Operand.of_slots([*slots], SUM, rank=0, size=len(slots)).signature
+
+    a = np.ones(2)
+    assert signature([a, a], [a]) == "slots [[float64[2], float64[2]], float64[2]]"
+    assert signature([a], [a, a]) == "slots [float64[2], [float64[2], float64[2]]]"
+    many = [[a, a], *[a] * 8], [*[a] * 8, [a, a]]
+    assert signature(*many[0]).startswith("slots [9 slots, 20 elements, #")
+    assert signature(*many[0]) != signature(*many[1])
+
+
 def test_out_inside_the_input_of_a_reduce_scatter() -> None:
     xs = [np.arange(4.0), np.arange(4.0)]
     got = scatter(xs, [xs[0][2:], xs[1][:2]])
