@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from aiodist.buffers.arrays import shown
@@ -58,9 +57,11 @@ def loan(place: Place, x: Any, src: int) -> Call:
     number = -1
     if here:
         own = transfer.encode(x)
-        number = shares.lend(x, set(range(place.size)) - {src})
 
     def program(on_lane: bool) -> Program:
+        nonlocal number
+        if here:
+            number = shares.lend(x, set(range(place.size)) - {src})
         blob = b"" if own is None else pack_offers(place, transfer, [own], ROOM)
         # A round of all ranks in which only the owner gives something. So all ranks hear of it, or
         # of a lost rank, before they map memory.
@@ -84,7 +85,7 @@ def loan(place: Place, x: Any, src: int) -> Call:
         return value.finish()
 
     nbytes = 0 if own is None else own.elsewhere
-    start = transfer.guard(program, partial(shares.ask, number))
+    start = transfer.guard(program, lambda: shares.ask(number))
     return Call("share", f"share(src={src})", start, nbytes)
 
 

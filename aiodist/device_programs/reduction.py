@@ -115,13 +115,15 @@ class Reduction:
         self.nbytes = sum(n * size for n, size in zip(lengths, sizes, strict=True))
         # The same on all ranks. Whether they can read each other's devices is agreed on later.
         self._on_device = all(device.reduces(op, dtype) for dtype, _ in described)
-        # the arrays of each dtype, if they may be reduced on the device
+        # The arrays of each dtype, if they may be reduced on the device. They are joined in the
+        # program, because an operation that ends before it starts must not write `out`.
         self.joined: list[Joined] = []
-        if self._on_device and not place.device_memory.problem:
-            self._join([dtype for dtype, _ in described], items, outs)
+        self._items, self._outs = items, outs
+        self._dtypes = [dtype for dtype, _ in described]
 
-    def _join(self, dtypes: Sequence[str], items: Sequence[Any], outs: Sequence[Any]) -> None:
+    def _join(self) -> None:
         """Make one flat array for each dtype, and queue the copies for that."""
+        dtypes, items, outs = self._dtypes, self._items, self._outs
         self.work.follow()
         for dtype in dict.fromkeys(dtypes):
             chosen = [index for index, other in enumerate(dtypes) if other == dtype]
@@ -166,6 +168,8 @@ class Reduction:
         return Call(self.name, text, start, self.nbytes, ON_DEVICE, settles=True)
 
     def _meet(self, on_lane: bool) -> Part[None]:
+        if not self.place.device_memory.problem:
+            self._join()
         own = self.transfer.words(MAX_PAYLOAD) or THROUGH_HOST
         blobs = yield from share(self.place, own, on_lane)
         yield from self.transfer.agree(dict(enumerate(blobs)), on_lane)
@@ -183,7 +187,7 @@ class Reduction:
         work.begin()
         copies: list[Any] = []
         work.kept.append(copies)
-        copies.extend(map(work.to_host, items_of(self.x)))
+        copies.extend(map(work.to_host, self._items))
         yield self.settled()
         listed = isinstance(self.x, (list, tuple))
         result = yield from host(copies if listed else copies[0]).start(on_lane)
@@ -205,7 +209,7 @@ class Reduction:
         into = [flat_place(work, out) for out in outs]
         # Section n is copied back before n + 2 is fetched. That n + 2 is complete is known when n +
         # 4 is.
-        fetched = sections.Sections(work, [work.flat(x) for x in items_of(self.x)], 4)
+        fetched = sections.Sections(work, [work.flat(x) for x in self._items], 4)
         section, after = fetched.fetch(), fetched.fetch()
         while section is not None:
             yield Settled(self.place.loop, section.there)

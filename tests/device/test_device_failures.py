@@ -51,6 +51,29 @@ async def test_cancelled_while_work_is_queued(devices: Devices) -> None:
         await asyncio.gather(*works)  # the group is as good as before
 
 
+async def test_what_ends_before_it_starts_writes_and_keeps_nothing(devices: Devices) -> None:
+    ranks = devices(2)
+    async with aiodist.local(2) as groups:
+        memory = groups[0]._context.device_memory
+        x, out = ranks[0].put(np.ones(4)), ranks[0].put(np.zeros(4))
+        ranks[0].get(out)
+        gate = hold(memory.stream(ranks[0]))
+        groups[1].all_reduce(ranks[1].put(np.ones(4))).cancel()
+        groups[1].share(None).cancel()
+        await turns(groups)  # rank 0 has heard of both
+        for work in (groups[0].all_reduce(x, out=out), groups[0].share(x)):
+            with pytest.raises(CollectiveAbortedError):
+                await work
+        ranks[0].fill(out, 7.0)
+        ranks[0].get(out)
+        gate.set()
+        done = asyncio.Event()
+        memory.when_drained(done.set)
+        await done.wait()
+        np.testing.assert_array_equal(ranks[0].get(out), np.full(4, 7.0))
+        assert not memory.shares._lent
+
+
 async def test_memory_is_kept_while_a_failed_operation_may_read_it(devices: Devices) -> None:
     ranks = devices(2)
     async with aiodist.local(2) as groups:
