@@ -62,5 +62,6 @@ async def _done(events: Sequence[Event]) -> None:
                 await asyncio.wait({done})
             except asyncio.CancelledError:
                 cancelled = True
+        looks.look()  # raises if the device has failed
         if cancelled:
             raise asyncio.CancelledError

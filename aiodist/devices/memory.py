@@ -20,6 +20,7 @@ import itertools
 import logging
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from aiodist import devices
@@ -73,6 +74,7 @@ class DeviceMemory:
         self._numbers = itertools.count()  # for events and failed operations
         # Failed operations by number, with the ranks that may still read their arrays.
         self._limbo: dict[int, tuple[DeviceWork, set[int]]] = {}
+        self._never: list[Callable[[], None]] = []  # what waits for work of a failed device
         self._closed = False  # the group has ended
         self._mixed = False  # the log says that other ranks give arrays of the host
         self.handles = Handles(context.loop, self._freed)  # what was told, and what is open
@@ -213,16 +215,44 @@ class DeviceMemory:
         # Use new events, because recording an operation's event again would move the point that
         # others wait for.
         tails = []
-        for device, stream in self._streams.values():
-            tail = device.event()
-            stream.record(tail)
-            tails.append(tail)
-        self.when_done(tails, then)
+        try:
+            for device, stream in self._streams.values():
+                tail = device.event()
+                stream.record(tail)
+                tails.append(tail)
+        except Exception as error:
+            self._device_failed(then, error)
+        else:
+            self.when_done(tails, then, partial(self._device_failed, then))
 
-    def when_done(self, events: Sequence[Event], then: Callable[[], None]) -> None:
-        """Call `then` when the device has reached `events`: now, or later from the loop."""
-        if Looks(self._context.loop, events, then).look():
-            then()
+    def _device_failed(self, then: Callable[[], None], error: Exception) -> None:
+        # Keep what `then` would free, because nobody knows whether the device still uses it.
+        if not self._never:
+            self._say(
+                "memory that others may read is kept, because the device fails: %s", f"{error}"
+            )
+        self._never.append(then)
+
+    def when_done(
+        self,
+        events: Sequence[Event],
+        then: Callable[[], None],
+        failed: Callable[[Exception], None],
+    ) -> None:
+        """Call `then` when the device has reached `events`: now, or later from the loop. If the
+        device fails, call `failed` instead."""
+
+        def look() -> None:
+            try:
+                if not looks.look():
+                    return
+            except Exception as error:
+                failed(error)
+            else:
+                then()
+
+        looks = Looks(self._context.loop, events, look)
+        look()
 
     # Messages.
 

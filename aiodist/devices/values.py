@@ -315,9 +315,18 @@ class DevicePlaces:
     def finished(self) -> None:
         self._holder.finished()
 
-    def when_done(self, then: Callable[[], None]) -> None:
-        """Call `then` when all queued work is complete."""
-        if self.device_work is None:
-            then()
+    def when_done(
+        self,
+        queue: Callable[[], None],
+        then: Callable[[], None],
+        failed: Callable[[Exception], None],
+    ) -> None:
+        """Call `queue`, and then `then` when all queued work is complete. If the device fails, call
+        `failed` instead."""
+        try:
+            queue()
+            events = [] if self.device_work is None else [self.device_work.done()]
+        except Exception as error:
+            failed(error)
         else:
-            self._device_memory.when_done([self.device_work.done()], then)
+            self._device_memory.when_done(events, then, failed)

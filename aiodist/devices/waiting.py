@@ -17,7 +17,7 @@ LOOK = 1e-3
 
 
 class Looks:
-    """Poll events until the device has reached them.
+    """Poll events until the device has reached them, or fails. Then call `then`, which looks again.
 
     At first every turn of the loop polls, because no timer is as fine as that; then a timer does.
     """
@@ -30,13 +30,21 @@ class Looks:
         self._then: Callable[[], None] | None = then
         self._began = loop.time()
         self._next: asyncio.Handle | None = None
+        self._error: Exception | None = None  # the device has failed
 
     def look(self) -> bool:
-        """Whether the device has reached them. If not, `then` is called later."""
+        """Whether the device has reached them. If not, `then` is called later.
+
+        Raises the error of a device that has failed.
+        """
         self.stop()
+        # At the end, a cycle would keep an operation and its result, such as a loan.
+        then, self._then = self._then, None
+        if self._error is not None:
+            raise self._error
         if all(event.done() for event in self._events):
-            self._then = None  # a cycle would keep an operation and its result, such as a loan
             return True
+        self._then = then
         if self._loop.time() - self._began < CLOSELY:
             if sys.platform == "linux":
                 os.sched_yield()  # the peer that is waited for may need the core
@@ -47,7 +55,12 @@ class Looks:
 
     def _again(self) -> None:
         then = self._then
-        if self.look() and then is not None:
+        try:
+            over = self.look()
+        except Exception as error:
+            # The loop would only log it. The next look raises it where the operation can fail.
+            self._error, over = error, True
+        if over and then is not None:
             then()
 
     def stop(self) -> None:

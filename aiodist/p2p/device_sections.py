@@ -5,6 +5,7 @@ The next section is copied between device and host while others are in flight be
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 
 from aiodist.buffers.encoding import Encoded, byte_view
@@ -39,8 +40,13 @@ class Departure:
         """Queue the copies of the next section."""
         self._next = self._sections.fetch()
 
-    def when_there(self, then: Callable[[Sequence[memoryview]], None]) -> None:
-        """Call `then` with the bytes of the next section when they are on the host.
+    def when_there(
+        self,
+        then: Callable[[Sequence[memoryview]], None],
+        failed: Callable[[Exception], None],
+    ) -> None:
+        """Call `then` with the bytes of the next section when they are on the host, or `failed` if
+        the device fails.
 
         `then` has to `fetch` the section after it, unless the message is given up.
         """
@@ -52,7 +58,7 @@ class Departure:
             views.append(byte_view(host_bytes(copy)))
         if self._sections.is_last:
             views += self._until(len(self._encoded.buffers))
-        self._device_memory.when_done([section.there], lambda: then(views))
+        self._device_memory.when_done([section.there], lambda: then(views), failed)
 
     def _until(self, stop: int) -> Sequence[memoryview]:
         """Return the unused buffers on the host before the one with number `stop`."""
@@ -91,4 +97,7 @@ class DevicePieces(Pieces):
         come = self._total - self.left
         if self._leaves and self.left and come - self._passed >= sections.SECTION:
             self._passed = come
-            self._places.pass_on([(leaf, come - at) for at, leaf in self._leaves if come > at])
+            # A frame must not fail by a device. What was not copied is copied once all is here, and
+            # if that fails, the receive does.
+            with contextlib.suppress(Exception):
+                self._places.pass_on([(leaf, come - at) for at, leaf in self._leaves if come > at])

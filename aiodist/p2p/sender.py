@@ -262,8 +262,17 @@ class Sender:
             else:
                 self._move(peer, sending, behind(sending.encoded.buffers, start))
             return
-        sending.departure = Departure(sources, sending.encoded)
-        sending.departure.when_there(partial(self._copied, peer, sending, sending.departure))
+        try:
+            sending.departure = Departure(sources, sending.encoded)
+        except Exception as error:
+            self._device_failed(sending, error)
+        else:
+            self._send_section(peer, sending, sending.departure)
+
+    def _send_section(self, peer: Destination, sending: Sending, departure: Departure) -> None:
+        """Send the next section when it is on the host."""
+        then = partial(self._copied, peer, sending, departure)
+        departure.when_there(then, partial(self._device_failed, sending))
 
     def _copied(
         self,
@@ -273,10 +282,23 @@ class Sender:
         section: Sequence[memoryview],
     ) -> None:
         """Send a section that is on the host now."""
-        if not sending.gone:
+        if sending.gone:
+            return
+        try:
             # First, so that the device copies the next section while this one is sent.
             departure.fetch()
+        except Exception as error:
+            self._device_failed(sending, error)
+        else:
             self._move(peer, sending, section)
+            self._wire.flush()
+
+    def _device_failed(self, sending: Sending, error: Exception) -> None:
+        """Fail a message whose arrays cannot be copied to the host."""
+        if not sending.gone:
+            self.withdraw(sending)
+            self._ended(sending.work)
+            sending.work.fail(error)
             self._wire.flush()
 
     def _move(
@@ -331,7 +353,7 @@ class Sender:
             error = (
                 ProtocolError,
                 (
-                    f"rank {src} refused the message: it could not read its metadata (see the error"
+                    f"rank {src} refused the message: it could not read it (see the error"
                     " of its receive); all ranks need the same version and allow_pickle"
                 ),
             )
@@ -528,7 +550,7 @@ class Sender:
             return
         departure = sending.departure
         if departure is not None and departure.more:
-            departure.when_there(partial(self._copied, peer, sending, departure))
+            self._send_section(peer, sending, departure)
             return
         assert sending.sid is not None
         del peer.announced[sending.sid]

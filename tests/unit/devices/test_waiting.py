@@ -45,8 +45,11 @@ class Event:
 
     def __init__(self) -> None:
         self.is_done = False
+        self.error: Exception | None = None
 
     def done(self) -> bool:
+        if self.error is not None:
+            raise self.error
         return self.is_done
 
 
@@ -95,3 +98,19 @@ def test_a_pause_of_a_program_resumes_when_the_device_is_there() -> None:
     loop.turn()
     assert resumed == [True]
     assert pause.run()
+
+
+def test_a_pause_of_a_program_raises_what_the_device_has_raised_once() -> None:
+    loop: Any = Loop()
+    event = Event()
+    pause = Settled(loop, event)
+    resumed: list[bool] = []
+    pause.resume = lambda: resumed.append(True)
+    assert not pause.run()
+    event.error = RuntimeError("illegal memory access")
+    loop.turn()
+    assert resumed == [True]
+    event.error = None
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        pause.run()
+    assert not loop.calls
