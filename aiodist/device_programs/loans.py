@@ -79,7 +79,7 @@ def loan(place: Place, x: Any, src: int) -> Call:
             yield from transfer.land(on_lane)
             return x
         value = parse(meta, max_bytes=place.max_message_bytes)
-        holder = shares.borrow(src, int(numbers[src]))
+        holder = shares.borrow(src, int(numbers[src]), transfer.found[src].arrays)
         value.allocate(foreign=_Mapper(transfer.mapped(src, holder)))
         yield from transfer.land(on_lane)
         return value.finish()

@@ -78,7 +78,7 @@ class DeviceMemory:
         self._closed = False  # the group has ended
         self._mixed = False  # the log says that other ranks give arrays of the host
         self.handles = Handles(context.loop, self._freed)  # what was told, and what is open
-        self.shares = Shares(context.loop, self._tell)  # loans and their borrowers
+        self.shares = Shares(context.loop, self._tell, self.when_done)  # loans and their borrowers
         self.problem = "" if context.endpoint.reads_devices else "transports= leaves it out"
         """Why the ranks do not read each other's devices, if they cannot."""
 
@@ -223,7 +223,7 @@ class DeviceMemory:
         except Exception as error:
             self._device_failed(then, error)
         else:
-            self.when_done(tails, then, partial(self._device_failed, then))
+            self.when_done(tails, then)
 
     def _device_failed(self, then: Callable[[], None], error: Exception) -> None:
         # Keep what `then` would free, because nobody knows whether the device still uses it.
@@ -237,17 +237,17 @@ class DeviceMemory:
         self,
         events: Sequence[Event],
         then: Callable[[], None],
-        failed: Callable[[Exception], None],
+        failed: Callable[[Exception], None] | None = None,
     ) -> None:
         """Call `then` when the device has reached `events`: now, or later from the loop. If the
-        device fails, call `failed` instead."""
+        device fails, call `failed` instead, if it is given."""
 
         def look() -> None:
             try:
                 if not looks.look():
                     return
             except Exception as error:
-                failed(error)
+                (failed or partial(self._device_failed, then))(error)
             else:
                 then()
 

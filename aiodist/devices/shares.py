@@ -11,9 +11,12 @@ import asyncio
 import itertools
 import logging
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
+from aiodist.devices import device_of
+from aiodist.devices.base import Event
 from aiodist.errors import ProtocolError
 
 RELEASED, KEPT, HELD = 3, 4, 5
@@ -33,18 +36,27 @@ class Holder:
 
 
 class Shares:
-    """The loans by and to one rank. `tell` sends a message: (peer, word, number)."""
+    """The loans by and to one rank.
+
+    `tell` sends a message: (peer, word, number). `when_done` calls its second argument when the
+    device has reached the events of its first argument.
+    """
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, tell: Callable[[int, int, int], None]
+        self,
+        loop: asyncio.AbstractEventLoop,
+        tell: Callable[[int, int, int], None],
+        when_done: Callable[[Sequence[Event], Callable[[], None]], None],
     ) -> None:
         self._loop = loop
         self._tell = tell
+        self._when_done = when_done
         # The life of a loan, between its owner and one borrower::
         #
         #     lend ──── the operation tells its number ────> borrow
         #     kept                                           views, and views of views
-        #     <───────────────────────── RELEASED ────────── the last of them is gone
+        #                                                    the last of them is gone
+        #     <───────────────────────── RELEASED ────────── work that was queued on it is done
         #     free, once all borrowers have said so, or are lost
         #
         # If the operation fails on the way, the owner cannot know whether the number has arrived.
@@ -54,7 +66,6 @@ class Shares:
         self._lent: dict[int, tuple[Any, set[int]]] = {}
         # By (peer, number): what the views keep.
         self._borrowed: dict[tuple[int, int], weakref.ref[Holder]] = {}
-        self._closed = False  # no more messages
 
     def lend(self, kept: Any, peers: set[int]) -> int:
         """Keep memory for `peers`, and return the number of the loan."""
@@ -68,19 +79,29 @@ class Shares:
         for peer in list(self._lent.get(number, ((), ()))[1]):
             self._tell(peer, HELD, number)
 
-    def borrow(self, peer: int, number: int) -> Holder:
-        """Note a loan of `peer`. All views of it must keep the result."""
+    def borrow(self, peer: int, number: int, arrays: Sequence[Any]) -> Holder:
+        """Note a loan of `peer`. All views of it must keep the result. `arrays` keep the memory
+        open, and not the result."""
         holder = Holder()
         self._borrowed[peer, number] = weakref.ref(holder)
-        weakref.finalize(holder, self._dropped, peer, number).atexit = False
+        weakref.finalize(holder, self._dropped, peer, number, arrays).atexit = False
         return holder
 
-    def _dropped(self, peer: int, number: int) -> None:
+    def _dropped(self, peer: int, number: int, arrays: Sequence[Any]) -> None:
         """The last view is gone; called in the thread that dropped it."""
-        if not (self._closed or self._loop.is_closed()):
-            self._loop.call_soon_threadsafe(self._give_back, peer, number)
+        if self._loop.is_closed():
+            return
+        # Work that this thread has queued may still use the memory.
+        events = []
+        for device in {id(device): device for device in map(device_of, arrays)}.values():
+            assert device is not None
+            events.append(device.event())
+            device.current().record(events[-1])
+        give_back = partial(self._give_back, peer, number, arrays)
+        self._loop.call_soon_threadsafe(self._when_done, events, give_back)
 
-    def _give_back(self, peer: int, number: int) -> None:
+    def _give_back(self, peer: int, number: int, arrays: Sequence[Any]) -> None:
+        """Return a loan. Until then, `arrays` have kept its memory open."""
         if self._borrowed.pop((peer, number), None) is not None:
             self._tell(peer, RELEASED, number)
 
@@ -121,6 +142,5 @@ class Shares:
         if self._lent:
             log.info("%d tensors that were lent stay until the process ends", len(self._lent))
         _for_good.extend(kept for kept, _ in self._lent.values())
-        self._closed = True
         self._borrowed.clear()
         self._lent.clear()

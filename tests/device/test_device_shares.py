@@ -98,6 +98,27 @@ async def test_the_owner_keeps_it_until_the_last_view_is_gone(devices: Devices) 
         assert ranks[0].allocations == pools - 1
 
 
+async def test_a_view_that_is_dropped_is_used_until_the_device_is_done(devices: Devices) -> None:
+    ranks = devices(2)
+    async with aiodist.local(2) as groups:
+        on(groups, ranks)
+        x = ranks[0].put(np.arange(4.0))
+        _, view = await shared(groups, x)
+        mine = ranks[1].put(np.zeros(4))
+        gate = ranks[1].current().hold()
+        ranks[1].copy(ranks[1].current(), mine, view)
+        del x, view
+        for _ in range(10):
+            gc.collect()
+            await turn(groups)
+        lent = groups[0]._context.device_memory.shares._lent
+        assert lent
+        gate.set()
+        while lent:
+            await turn(groups)
+        np.testing.assert_array_equal(ranks[1].get(mine), np.arange(4.0))
+
+
 async def test_who_leaves_with_it_may_keep_it(devices: Devices, kept: list[Any]) -> None:
     ranks = devices(2)
     async with aiodist.local(2) as groups:
@@ -179,7 +200,9 @@ async def test_the_owner_is_gone(devices: Devices) -> None:
 def test_who_is_lost_has_no_views() -> None:
     told: list[tuple[int, int, int]] = []
     with contextlib.closing(asyncio.new_event_loop()) as loop:
-        shares = device_shares.Shares(loop, lambda *word: told.append(word))
+        shares = device_shares.Shares(
+            loop, lambda *word: told.append(word), lambda events, then: then()
+        )
         number = shares.lend("memory", {1, 2})
         shares.rank_lost(1)
         shares.heard(2, device_shares.RELEASED, number)
@@ -192,7 +215,7 @@ def test_who_is_lost_has_no_views() -> None:
         assert device_shares._for_good == ["more"] and not shares._lent
         # Asked after a failure, who has no view says so, and who has does not.
         shares.heard(1, device_shares.HELD, 7)
-        holder = shares.borrow(1, 8)
+        holder = shares.borrow(1, 8, [])
         shares.heard(1, device_shares.HELD, 8)
         assert told == [(1, device_shares.RELEASED, 7)]
         with pytest.raises(aiodist.ProtocolError):

@@ -31,7 +31,7 @@ def rank(said: list[tuple[int, int, int]]) -> Shares:
     loop: Any = SimpleNamespace(
         is_closed=lambda: False, call_soon_threadsafe=lambda call, *args: call(*args)
     )
-    return Shares(loop, lambda *word: said.append(word))
+    return Shares(loop, lambda *word: said.append(word), lambda events, then: then())
 
 
 def test_a_loan_lasts_until_all_have_returned_it(rank: Shares) -> None:
@@ -44,7 +44,7 @@ def test_a_loan_lasts_until_all_have_returned_it(rank: Shares) -> None:
 
 
 def test_the_last_view_that_goes_returns_it(rank: Shares, said: list[Any]) -> None:
-    holder = rank.borrow(1, 7)
+    holder = rank.borrow(1, 7, [])
     view = [holder]
     del holder
     gc.collect()
@@ -55,7 +55,7 @@ def test_the_last_view_that_goes_returns_it(rank: Shares, said: list[Any]) -> No
 
 
 def test_who_never_got_it_says_so(rank: Shares, said: list[Any]) -> None:
-    kept = rank.borrow(1, 7)
+    kept = rank.borrow(1, 7, [])
     rank.heard(1, HELD, 7)
     rank.heard(1, HELD, 8)
     assert said == [(1, RELEASED, 8)]
@@ -66,7 +66,7 @@ def test_at_the_end_of_the_group_all_is_kept_for_good(
     rank: Shares, said: list[Any], for_good: list[Any]
 ) -> None:
     rank.lend("memory", {1})
-    view = rank.borrow(2, 9)
+    view = rank.borrow(2, 9, [])
     rank.close()
     assert said == [(2, KEPT, 9)]
     assert for_good == ["memory"]
