@@ -61,7 +61,7 @@ def loan(place: Place, x: Any, src: int) -> Call:
     def program(on_lane: bool) -> Program:
         nonlocal number
         if here:
-            number = shares.lend(x, set(range(place.size)) - {src})
+            number = shares.lend(x, place.device_memory.others())
         blob = b"" if own is None else pack_offers(place, transfer, [own], ROOM)
         # A round of all ranks in which only the owner gives something. So all ranks hear of it, or
         # of a lost rank, before they map memory.

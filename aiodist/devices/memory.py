@@ -146,6 +146,11 @@ class DeviceMemory:
 
     # Other ranks.
 
+    def others(self) -> set[int]:
+        """The other ranks that are not lost."""
+        context = self._context
+        return set(range(context.size)) - {context.rank, *context.lost()}
+
     def open(self, peer: int, words: bytes, owner: object | None = None) -> Found:
         """Open what `peer` described; see `Handles.open`."""
         return self.handles.open(self.device, peer, words, owner)

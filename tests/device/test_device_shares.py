@@ -162,6 +162,23 @@ async def test_a_cancelled_share_leaves_nothing(devices: Devices) -> None:
             await turn(groups)
 
 
+async def test_nothing_is_kept_for_a_rank_that_was_lost_before(
+    devices: Devices, kept: list[Any]
+) -> None:
+    ranks = devices(2)
+    async with aiodist.local(3) as groups:
+        on(groups[:2], ranks)
+        await groups[2].close()
+        with contextlib.suppress(aiodist.AiodistError):
+            await groups[0].recv(src=2)  # until it is seen that rank 2 has left
+        works = [g.share(ranks[0].put(np.ones(4)) if g.rank == 0 else None) for g in groups[:2]]
+        for end in await asyncio.gather(*works, return_exceptions=True):
+            assert isinstance(end, aiodist.PeerLostError)
+        while groups[0]._context.device_memory.shares._lent:  # until rank 1 has said so
+            await asyncio.gather(groups[0].recv(src=1), groups[1].send("turn", 0))
+    assert not kept
+
+
 async def test_what_cannot_be_shared(devices: Devices, blind: Blind) -> None:
     ranks = devices(2)
     async with aiodist.local(2) as groups:
