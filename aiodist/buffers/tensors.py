@@ -189,22 +189,24 @@ def dtype_of(torch: Any, name: str) -> Any:
 
 
 def new(torch: Any, name: str, shape: Sequence[int], **where: Any) -> Any:
-    """Make an uninitialised tensor, as ``torch.empty`` does. Raises as `dtype_of`."""
+    """Make an uninitialised tensor, as ``torch.empty`` does. Raises as `dtype_of`, and
+    MemoryError."""
     dtype = dtype_of(torch, name)
-    if name not in CARRIERS:
-        return torch.empty(shape, dtype=dtype, **where)
-    # torch.empty warns for some of them
-    return torch.empty(shape, dtype=getattr(torch, carrier(name).name), **where).view(dtype)
+    try:
+        if name not in CARRIERS:
+            return torch.empty(shape, dtype=dtype, **where)
+        # torch.empty warns for some of them
+        return torch.empty(shape, dtype=getattr(torch, carrier(name).name), **where).view(dtype)
+    except RuntimeError as error:
+        # torch has a class for that only if it is memory of a GPU.
+        if "allocate" in str(error) or "out of memory" in str(error):
+            raise MemoryError(str(error)) from error
+        raise
 
 
 def empty(torch: Any, name: str, shape: Sequence[int]) -> Any:
-    """Make an uninitialised CPU tensor. Raises as `dtype_of`, and MemoryError."""
-    try:
-        made = new(torch, name, shape)
-    except RuntimeError as error:
-        if "allocate" in str(error):  # torch has no class of its own for that
-            raise MemoryError(str(error)) from error
-        raise
+    """Make an uninitialised CPU tensor. Raises as `new`."""
+    made = new(torch, name, shape)
     nbytes = math.prod(shape) * carrier(name).itemsize
     if nbytes >= HUGE:
         _ask_for_huge_pages(made.data_ptr(), nbytes)

@@ -75,11 +75,14 @@ class Device(Protocol):
         ...
 
     def empty(self, stream: Stream, name: str, shape: Sequence[int]) -> Any:
-        """Make a new array, for work on `stream` first, and then on the current stream."""
+        """Make a new array, for work on `stream` first, and then on the current stream.
+
+        Raises MemoryError.
+        """
         ...
 
     def host(self, name: str, shape: Sequence[int]) -> Any:
-        """Make a new array of the host in pinned memory."""
+        """Make a new array of the host in pinned memory. Raises MemoryError."""
         ...
 
     def written(self, array: Any) -> None:

@@ -133,6 +133,24 @@ def check(got: Any, due: Any) -> None:
     np.testing.assert_array_equal(got.cpu().numpy(), due)
 
 
+@pytest.mark.parametrize(
+    "error",
+    [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("CUDA error: out of memory")],
+)
+def test_no_memory(
+    gpu: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def empty(self: Any, *args: Any, **kwargs: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(FakeTorch, "empty", empty)
+    device = cuda._device(0)
+    with pytest.raises(MemoryError, match="out of memory"):
+        device.empty(device.current(), "float32", (3,))
+    with pytest.raises(MemoryError, match="out of memory"):
+        device.host("float32", (3,))
+
+
 @pytest.mark.parametrize("allowed", ["cuda_ipc", "through the host"])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int64", "complex64"])
 async def test_collectives(gpu: Callable[[Any], Any], dtype: str, allowed: str) -> None:
