@@ -89,9 +89,22 @@ def memory(tensor: Any) -> tuple[str, NDArray[Any], str | None]:
     prevent resizing, so it must not be used after that. Raises TypeError for tensors that do not
     travel, and ValueError if the storage was freed.
     """
-    torch = sys.modules["torch"]
     if not tensor.is_cpu:
         raise TypeError(f"a tensor on {tensor.device} does not travel: pass x.cpu()")
+    name = dense_name(tensor)
+    frozen = None
+    try:
+        if tensor.is_conj() or tensor.is_neg():
+            tensor = tensor.detach().resolve_conj().resolve_neg()
+            frozen = "is a lazily conjugated or negated view of other memory"
+        return name, _strided(tensor, carrier(name)), frozen
+    except (RuntimeError, TypeError) as error:  # wrappers without plain memory
+        raise _unreadable(tensor, error) from error
+
+
+def dense_name(tensor: Any) -> str:
+    """Return the dtype name of a tensor. Raises TypeError for tensors that do not travel."""
+    torch = sys.modules["torch"]
     name = dtype_name(tensor.dtype)
     if name is None or tensor.layout is not torch.strided or tensor.is_nested:
         layout = "nested" if tensor.is_nested else tensor.layout
@@ -99,19 +112,15 @@ def memory(tensor: Any) -> tuple[str, NDArray[Any], str | None]:
             f"a tensor of dtype {tensor.dtype} and layout {layout} does not travel: "
             "pass a dense, unquantised tensor"
         )
-    frozen = None
-    cls = type(tensor)
-    try:
-        # Such classes (DTensor, fake and functional tensors) pretend to be dense. At `data_ptr()`
-        # they have a part of their elements, or nothing.
-        if cls.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
-            raise TypeError("its class computes in a way of its own")
-        if tensor.is_conj() or tensor.is_neg():
-            tensor = tensor.detach().resolve_conj().resolve_neg()
-            frozen = "is a lazily conjugated or negated view of other memory"
-        return name, _strided(tensor, carrier(name)), frozen
-    except (RuntimeError, TypeError) as error:  # wrappers without plain memory
-        raise TypeError(f"the memory of this {cls.__name__} cannot be read: {error}") from error
+    # Such classes (DTensor, fake and functional tensors) pretend to be dense. At `data_ptr()` they
+    # have a part of their elements, or nothing.
+    if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        raise _unreadable(tensor, "its class computes in a way of its own")
+    return name
+
+
+def _unreadable(tensor: Any, why: object) -> TypeError:
+    return TypeError(f"the memory of this {type(tensor).__name__} cannot be read: {why}")
 
 
 def _strided(tensor: Any, dtype: np.dtype[Any]) -> NDArray[Any]:

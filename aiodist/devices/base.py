@@ -33,7 +33,7 @@ class Event(Protocol):
 
     @property
     def handle(self) -> bytes:
-        """What other processes open it with."""
+        """What other processes open it with. Raises OSError if there is nothing."""
         ...
 
     def done(self) -> bool:

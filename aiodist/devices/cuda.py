@@ -65,8 +65,11 @@ class CudaEvent:
             # Until it is first recorded, an event belongs to the current device, so set that.
             # Export it once: other processes open the event, and each later record is visible to
             # them.
-            with sys.modules["torch"].cuda.device(self._device):
-                ipc = bytes(self.event.ipc_handle())
+            try:
+                with sys.modules["torch"].cuda.device(self._device):
+                    ipc = bytes(self.event.ipc_handle())
+            except RuntimeError as error:
+                raise OSError(f"an event has no handle: {error}") from error
             self._handle = msgpack.packb([_PROCESS, self._number, ipc])
         return self._handle
 
@@ -146,13 +149,7 @@ class CudaDevice:
     # Arrays.
 
     def describe(self, array: Any) -> tuple[str, tuple[int, ...]]:
-        name = tensors.dtype_name(array.dtype)
-        if name is None or array.layout is not self._torch.strided:
-            raise TypeError(
-                f"a tensor of dtype {array.dtype} and layout {array.layout} does not travel: "
-                "pass a dense, unquantised tensor"
-            )
-        return name, tuple(array.shape)
+        return tensors.dense_name(array), tuple(array.shape)
 
     def can_write(self, array: Any) -> bool:
         if array.is_conj() or array.is_neg():
@@ -206,10 +203,9 @@ class CudaDevice:
     # Memory of other processes.
 
     def locate(self, flat: Any) -> Location:
-        pointer = flat.data_ptr()
-        if not pointer:  # an empty array has no address
+        if not flat.numel():  # an empty array may have no address
             flat = self._torch.empty(1, dtype=self._torch.uint8, device=self._device)
-            pointer = flat.data_ptr()
+        pointer = flat.data_ptr()
         driver = self._driver()
         number, base, nbytes = driver.allocation(pointer)
         if number not in self._handles:

@@ -13,6 +13,7 @@ from aiodist.buffers.kernels import Kernel
 from aiodist.devices import cuda
 
 torch = pytest.importorskip("torch")
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 OPS = [
     ReduceOp.SUM,
@@ -87,3 +88,7 @@ def test_flat_empty_and_describe() -> None:
     assert not device.can_write(torch.ones(1).expand(3))
     with pytest.raises(TypeError, match="dense"):
         device.describe(x.to_sparse())
+    with pytest.raises(TypeError, match="nested"):
+        device.describe(torch.nested.as_nested_tensor([x], layout=torch.jagged))
+    with FakeTensorMode(), pytest.raises(TypeError, match="a way of its own"):
+        device.describe(torch.empty(3))

@@ -151,6 +151,25 @@ def test_no_memory(
         device.host("float32", (3,))
 
 
+def test_a_tensor_whose_memory_was_freed_is_nowhere(gpu: Callable[[Any], Any]) -> None:
+    x = gpu(np.ones(3))
+    x.untyped_storage().resize_(0)
+    assert cuda._device(0).locate(x).allocation == 0
+
+
+async def test_events_without_handles(
+    gpu: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def none(self: Any) -> bytes:
+        raise RuntimeError("CUDA error: not supported")
+
+    monkeypatch.setattr(FakeEvent, "ipc_handle", none)
+    async with aiodist.local(2, transports=("inproc", "cuda_ipc")) as groups:
+        for got in await each(groups, lambda g, r: g.all_reduce(gpu(np.ones(3)))):
+            check(got, np.full(3, 2))
+    assert any("an event has no handle: CUDA error" in line for line in caplog.messages)
+
+
 @pytest.mark.parametrize("allowed", ["cuda_ipc", "through the host"])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int64", "complex64"])
 async def test_collectives(gpu: Callable[[Any], Any], dtype: str, allowed: str) -> None:
