@@ -125,7 +125,7 @@ class Handles:
                     for number, handle, offset, name, length in places
                 ],
             )
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, LookupError) as error:
             raise ProtocolError(
                 f"malformed message of rank {peer} about devices: {error!r}"
             ) from None

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from aiodist.buffers.dtypes import carrier
 from aiodist.devices.base import Location
 from aiodist.devices.handles import KNOWN, NEWS, Handles
 from aiodist.errors import ProtocolError
@@ -110,3 +111,6 @@ def test_words_that_make_no_sense_are_refused(handles: Handles) -> None:
         handles.open(lambda kind: device, 3, known, None)
     with pytest.raises(OSError, match="no device of the kind 'fake'"):
         handles.open(lambda kind: None, 3, words, None)
+    device.at = lambda memory, offset, name, *rest: carrier(f"{name}?")
+    with pytest.raises(ProtocolError, match="float32\\?"):
+        handles.open(lambda kind: device, 3, words, None)
