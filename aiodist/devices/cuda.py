@@ -15,7 +15,7 @@ from typing import Any
 import msgpack
 
 from aiodist.buffers import tensors
-from aiodist.buffers.dtypes import carrier
+from aiodist.buffers.dtypes import COMPLEX, carrier
 from aiodist.devices.base import Location
 from aiodist.devices.driver import HANDLE_BYTES, PrimaryContext
 from aiodist.types import ReduceOp
@@ -42,7 +42,7 @@ _REDUCED = frozenset(
     {"float16", "bfloat16", "float32", "float64", "complex64", "complex128"}
     | {"uint8", "int8", "int16", "int32", "int64"}
 )
-"""dtypes that have all operators of torch on the device; bool has only the logical ones."""
+"""dtypes that have operators of torch on the device; bool has only the logical ones."""
 _HALF = frozenset({"float16", "bfloat16"})
 
 _events: weakref.WeakValueDictionary[int, CudaEvent] = weakref.WeakValueDictionary()
@@ -258,6 +258,8 @@ class CudaDevice:
     def reduces(self, op: ReduceOp, name: str) -> bool:
         if name == "bool":
             return op.name in ("BAND", "BOR", "BXOR", "LAND", "LOR", "LXOR")
+        if op.name == "PRODUCT" and name in COMPLEX:
+            return False  # torch rounds it differently from the host
         return name in _REDUCED and op.name in _OPERATORS
 
     def reduce(
@@ -265,6 +267,10 @@ class CudaDevice:
     ) -> None:
         torch = self._torch
         combine = getattr(torch, _OPERATORS[op.name])
+        if into.is_complex() and combine is torch.add:
+            # The parts are scaled separately, as on the host, because inf * (2+0j) contains a NaN.
+            operands = [torch.view_as_real(operand) for operand in operands]
+            into = torch.view_as_real(into)
         # torch combines two operands of half precision in float32 and rounds once. For more
         # operands we do that here.
         several = len(operands) > 2 or op.name in ("AVG", "PREMUL_SUM")

@@ -30,6 +30,7 @@ OPS = [
     ReduceOp.premul_sum(3),
 ]
 DTYPES = ["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"]
+DTYPES += ["complex64", "complex128"]
 
 
 def on_cpu() -> cuda.CudaDevice:
@@ -41,7 +42,7 @@ def on_cpu() -> cuda.CudaDevice:
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
 @pytest.mark.parametrize("name", DTYPES)
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
-@pytest.mark.sample(130)
+@pytest.mark.sample(160)
 def test_bit_for_bit_as_on_the_host(op: ReduceOp, name: str, size: int) -> None:
     device = on_cpu()
     try:
@@ -54,6 +55,10 @@ def test_bit_for_bit_as_on_the_host(op: ReduceOp, name: str, size: int) -> None:
     given: list[Any] = [(rng.random(97) * 9 - 2).astype(np.int64).astype(name) for _ in range(size)]
     if name.startswith("float"):
         given = [(rng.random(97) * 3 - 1).astype(name) for _ in range(size)]
+    if name.startswith("complex"):
+        given = [(rng.random((97, 2)) * 3 - 1).view("complex128")[:, 0] for _ in range(size)]
+        given[-1][0] = complex(np.inf, 1)
+        given = [x.astype(name) for x in given]
     due = np.empty(97, name)
     kernel.reduce(given, due, size)
     for place in range(size):  # in place at each of the ranks
