@@ -97,7 +97,7 @@ def memory(tensor: Any) -> tuple[str, NDArray[Any], str | None]:
         if tensor.is_conj() or tensor.is_neg():
             tensor = tensor.detach().resolve_conj().resolve_neg()
             frozen = "is a lazily conjugated or negated view of other memory"
-        return name, _strided(tensor, carrier(name)), frozen
+        return name, strided(tensor, carrier(name)), frozen
     except (RuntimeError, TypeError) as error:  # wrappers without plain memory
         raise _unreadable(tensor, error) from error
 
@@ -123,8 +123,8 @@ def _unreadable(tensor: Any, why: object) -> TypeError:
     return TypeError(f"the memory of this {type(tensor).__name__} cannot be read: {why}")
 
 
-def _strided(tensor: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return the memory of a tensor with its shape and strides."""
+def strided(tensor: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return the memory of a tensor with its shape and strides. Raises as `_memory_of`."""
     shape, strides, size = tensor.shape, None, dtype.itemsize
     elements = tensor.numel()
     if not tensor.is_contiguous():

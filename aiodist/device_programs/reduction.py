@@ -13,12 +13,13 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from aiodist.buffers import overlaps
 from aiodist.buffers.arrays import shown
 from aiodist.buffers.dtypes import carrier
 from aiodist.buffers.kernels import Kernel
 from aiodist.buffers.reductions import signature_of_list
 from aiodist.collectives.device_transfer import THROUGH_HOST, DeviceTransfer
-from aiodist.devices import sections
+from aiodist.devices import device_of, sections
 from aiodist.devices.base import Device
 from aiodist.devices.values import check_place
 from aiodist.devices.waiting import Settled
@@ -84,16 +85,22 @@ class Reduction:
     def __init__(
         self, place: Place, device: Device, name: str, x: Any, op: ReduceOp, result: Any
     ) -> None:
-        items, outs = items_of(x), [] if result is None else items_of(result)
+        items, outs = arrays_of(x, "x"), [] if result is None else arrays_of(result, "out")
         described = [device.describe(item) for item in items]
         if op.function is None:
             for dtype, _ in described:
                 Kernel.of(op, dtype)  # raises if the operator has no meaning for the dtype
-        if outs:
-            if len(outs) != len(items):
-                raise ValueError(f"out: expected {len(items)} arrays, as x is, got {len(outs)}")
+        if result is not None:
+            if (len(outs), is_list(result)) != (len(items), is_list(x)):
+                form = f"a list of {len(items)} arrays" if is_list(x) else "one array"
+                got = f"{len(outs)} items" if is_list(result) else f"a {type(result).__name__}"
+                raise ValueError(f"out: expected {form}, as x is, got {got}")
             for due, out in zip(described, outs, strict=True):
                 check_place(device, out, "x", due, "x" if result is x else "out")
+            if any(overlaps.meetings([device.layout(out) for out in outs])):
+                raise ValueError(
+                    "two of the arrays that the result goes to share memory: give each array once"
+                )
         self.place = place
         self.device = device
         self.name = name
@@ -108,7 +115,7 @@ class Reduction:
         lengths = [math.prod(shape) for _, shape in described]
         texts = [shown(*each) for each in described]
         self.signature = (  # what all ranks must agree on
-            signature_of_list(texts, sum(lengths)) if isinstance(x, (list, tuple)) else texts[0]
+            signature_of_list(texts, sum(lengths)) if is_list(x) else texts[0]
         )
         sizes = [carrier(dtype).itemsize for dtype, _ in described]
         # Bytes of the arrays of this rank.
@@ -189,8 +196,7 @@ class Reduction:
         work.kept.append(copies)
         copies.extend(map(work.to_host, self._items))
         yield self.settled()
-        listed = isinstance(self.x, (list, tuple))
-        result = yield from host(copies if listed else copies[0]).start(on_lane)
+        result = yield from host(copies if is_list(self.x) else copies[0]).start(on_lane)
         if self.result is not None:
             work.kept.append(result)
             for target, copy in zip(items_of(self.result), items_of(result), strict=True):
@@ -227,8 +233,23 @@ class Reduction:
         return Settled(self.place.loop, self.work.done(), alone=alone)
 
 
+def is_list(x: Any) -> bool:
+    return isinstance(x, (list, tuple))
+
+
 def items_of(x: Any) -> list[Any]:
-    return list(x) if isinstance(x, (list, tuple)) else [x]
+    return list(x) if is_list(x) else [x]
+
+
+def arrays_of(x: Any, where: str) -> list[Any]:
+    """Return the arrays on devices of a list, or the only one. Raises TypeError for others."""
+    items = items_of(x)
+    for index, item in enumerate(items):
+        if device_of(item) is None:
+            wanted = "an array" if is_list(x) else "an array or a flat list of arrays"
+            place = f"{where}[{index}]" if is_list(x) else where
+            raise TypeError(f"{place}: expected {wanted}, got {type(item).__name__}")
+    return items
 
 
 def count(device: Device, array: Any) -> int:

@@ -88,7 +88,7 @@ def reduce_scatter(place: Place, xs: Any, op: Op, out: Any) -> Call:
     if device is None:
         return host(xs, op, out)
     slots = _slots(place, device, xs)
-    listed = any(isinstance(slot, (list, tuple)) for slot in slots)
+    listed = any(device_of(slot) is None for slot in slots)
     if listed or len({device.describe(slot)[0] for slot in slots}) > 1:
         raise TypeError(
             "reduce_scatter of arrays on a device takes one array of one dtype a slot, or one "
@@ -97,6 +97,8 @@ def reduce_scatter(place: Place, xs: Any, op: Op, out: Any) -> Call:
     call = Reduction(place, device, "reduce_scatter", slots, op, None)
     own = device.describe(slots[place.rank])
     call.result = device.empty(call.work.stream, *own) if out is None else out
+    if device_of(call.result) is None:
+        raise TypeError(f"out: expected an array, got {type(out).__name__}")
     call.work.kept.append(call.result)
     check_place(device, call.result, f"slot {place.rank} of xs", own, "out")
     call.signature = f"slots {call.signature}"
@@ -119,6 +121,11 @@ def _device_of_all(x: Any, out: Any) -> Device | None:
 def _slots(place: Place, device: Device, xs: Any) -> list[Any]:
     if isinstance(xs, (list, tuple)):
         return check_slots(xs, place.size)
+    if device_of(xs) is None:
+        raise TypeError(
+            f"xs: expected a list of {place.size} slots, one a rank, or an array to split, "
+            f"got {type(xs).__name__}"
+        )
     name, shape = device.describe(xs)
     if not shape:
         raise ValueError(f"xs: {shown(name, shape)} has no dimension to split")

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
+from numpy.typing import NDArray
+
 from aiodist.types import ReduceOp
 
 
@@ -64,6 +66,13 @@ class Device(Protocol):
     def describe(self, array: Any) -> tuple[str, tuple[int, ...]]:
         """The dtype name (as in `aiodist.buffers.dtypes`) and shape. Raises TypeError for an array
         that cannot be sent."""
+        ...
+
+    def layout(self, array: Any) -> NDArray[Any]:
+        """An array of numpy with the addresses of `array`. Its elements must not be accessed.
+
+        Raises ValueError if the memory was freed.
+        """
         ...
 
     def can_write(self, array: Any) -> bool:

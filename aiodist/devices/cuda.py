@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgpack
+from numpy.typing import NDArray
 
-from aiodist.buffers import tensors
+from aiodist.buffers import overlaps, tensors
 from aiodist.buffers.dtypes import COMPLEX, carrier
 from aiodist.devices.base import Location
 from aiodist.devices.driver import HANDLE_BYTES, PrimaryContext
@@ -151,11 +152,13 @@ class CudaDevice:
     def describe(self, array: Any) -> tuple[str, tuple[int, ...]]:
         return tensors.dense_name(array), tuple(array.shape)
 
+    def layout(self, array: Any) -> NDArray[Any]:
+        return tensors.strided(array, carrier(tensors.dense_name(array)))
+
     def can_write(self, array: Any) -> bool:
         if array.is_conj() or array.is_neg():
             return False
-        sizes = zip(array.stride(), array.shape, strict=True)
-        return not any(stride == 0 and n > 1 for stride, n in sizes)
+        return not overlaps.folds(self.layout(array))
 
     def flat(self, array: Any) -> Any | None:
         array = array.detach()

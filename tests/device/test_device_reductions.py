@@ -130,6 +130,38 @@ async def test_lists_views_and_out(devices: Devices) -> None:
             np.testing.assert_array_equal(device.get(out), given[0] + given[1])
 
 
+@pytest.mark.parametrize(
+    ("call", "error", "match"),
+    [
+        (lambda g, x: g.all_reduce({"a": x}), TypeError, "x: expected an array or a flat list"),
+        (lambda g, x: g.all_reduce([x, [x]]), TypeError, r"x\[1\]: expected an array, got list"),
+        (lambda g, x: g.all_reduce([x, None]), TypeError, r"x\[1\]: expected an array, got None"),
+        (lambda g, x: g.all_reduce(x, out={"a": x}), TypeError, "out: .* flat list .*, got dict"),
+        (lambda g, x: g.all_reduce(x, out=[x]), ValueError, "expected one array, .* got 1 items"),
+        (lambda g, x: g.all_reduce([x], out=x), ValueError, "a list of 1 arrays, as x is, got a S"),
+        (lambda g, x: g.all_reduce([x], out=[]), ValueError, "a list of 1 arrays, .* got 0 items"),
+        (lambda g, x: g.reduce_scatter({"a": x}), TypeError, "xs: expected a list of 1 slots"),
+        (lambda g, x: g.reduce_scatter([{"a": x}]), TypeError, "one array of one dtype a slot"),
+        (lambda g, x: g.reduce_scatter([x], out=[x]), TypeError, "out: expected an array, got l"),
+        (lambda g, x: g.all_reduce([x, x]), ValueError, "share memory: give each array once"),
+        (lambda g, x: g.all_reduce([x[:2], x[2:]], out=[x[:2], x[1:3]]), ValueError, "give each"),
+        (lambda g, x: g.all_reduce(x, out=windows(x)), ValueError, "share one place in memory"),
+    ],
+)
+async def test_calls_that_are_refused(
+    devices: Devices, call: Callable[[Group, Any], Any], error: type[Exception], match: str
+) -> None:
+    (device,) = devices(1)
+    async with aiodist.local(1) as groups:
+        with pytest.raises(error, match=match):
+            call(groups[0], device.put(np.ones((4, 2))))
+
+
+def windows(x: StandinArray) -> StandinArray:
+    base = np.lib.stride_tricks.as_strided(x.base.reshape(-1), (4, 2), (8, 8))
+    return StandinArray(x.__aiodist_device__, base, x.block)
+
+
 async def test_an_out_that_does_not_fit(devices: Devices) -> None:
     """It is refused on the rank that gives it, and the ranks are in step afterwards."""
     ranks = devices(2)

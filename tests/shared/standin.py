@@ -20,6 +20,7 @@ import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
+from aiodist.buffers import overlaps
 from aiodist.buffers.dtypes import carrier, name_of
 from aiodist.buffers.kernels import Kernel
 from aiodist.buffers.segment import Segment
@@ -309,9 +310,11 @@ class StandinDevice:
             raise TypeError(f"an array of {array.base.dtype} does not travel")
         return array.name, array.shape
 
+    def layout(self, array: StandinArray) -> Memory:
+        return array.base
+
     def can_write(self, array: StandinArray) -> bool:
-        sizes = zip(array.base.strides, array.shape, strict=True)
-        return not any(stride == 0 and n > 1 for stride, n in sizes)
+        return not overlaps.folds(array.base)
 
     def flat(self, array: StandinArray) -> StandinArray | None:
         if not array.base.flags.c_contiguous:

@@ -91,6 +91,8 @@ def test_flat_empty_and_describe() -> None:
     assert device.flat(torch.ones(2, dtype=torch.complex64).conj()) is None
     assert device.describe(tensors.new(torch, "bfloat16", (2, 3))) == ("bfloat16", (2, 3))
     assert not device.can_write(torch.ones(1).expand(3))
+    assert not device.can_write(torch.ones(5).as_strided((4, 2), (1, 1)))
+    assert device.can_write(torch.ones(4, 2).T) and device.can_write(torch.ones(0, 3))
     with pytest.raises(TypeError, match="dense"):
         device.describe(x.to_sparse())
     with pytest.raises(TypeError, match="nested"):
