@@ -73,7 +73,9 @@ def loan(place: Place, x: Any, src: int) -> Call:
         meta = yield from metadata(place, src, offer, own, on_lane)
         numbers = yield from share(place, b"%d" % number if here else b"", on_lane)
         if not transfer.direct:
-            why = place.device_memory.problem or "there are too many arrays"
+            why = place.device_memory.problem or transfer.sources.hidden
+            if not why:
+                why = "there are too many arrays" if here else f"see the error of rank {src}"
             raise OSError(f"not all ranks can map this: {why}; use broadcast, which copies")
         if own is not None:
             yield from transfer.land(on_lane)

@@ -76,6 +76,7 @@ class DeviceMemory:
         self._limbo: dict[int, tuple[DeviceWork, set[int]]] = {}
         self._never: list[Callable[[], None]] = []  # what waits for work of a failed device
         self._closed = False  # the group has ended
+        self._hides = False  # the log says that memory of this rank has no handle
         self._mixed = False  # the log says that other ranks give arrays of the host
         self.handles = Handles(context.loop, self._freed)  # what was told, and what is open
         self.shares = Shares(context.loop, self._tell, self.when_done)  # loans and their borrowers
@@ -160,6 +161,12 @@ class DeviceMemory:
         if not self.problem:
             self.problem = problem
             self._say("tensors on devices go through host memory: %s", problem)
+
+    def hides(self, why: str) -> None:
+        """Note that others cannot read some memory of this rank."""
+        if not self._hides:
+            self._hides = True
+            self._say("some tensors on devices go through host memory: %s", why)
 
     def mixed(self) -> None:
         """Note that other ranks gave arrays of the host for the same reduction."""

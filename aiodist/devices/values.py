@@ -87,6 +87,7 @@ class Sources:
         self.device_memory = device_memory
         self.device_work: DeviceWork | None = None
         self.flats: list[Any] = []
+        self.hidden = ""  # why others cannot read them, if this rank has found that
 
     def is_foreign(self, value: Any) -> bool:
         return device_of(value) is not None
@@ -117,7 +118,9 @@ class Sources:
         try:
             return self.device_memory.handles.describe(self.device_work, self.flats, peer)
         except OSError as error:
-            self.device_memory.refuse(f"rank {self.device_memory.rank}: {error}")
+            # Later operations try again, because other memory may have a handle.
+            self.hidden = f"rank {self.device_memory.rank}: {error}"
+            self.device_memory.hides(self.hidden)
             return b""
 
     def own(self) -> Found:

@@ -203,6 +203,18 @@ async def test_what_cannot_be_shared(devices: Devices, blind: Blind) -> None:
             await turn(groups)
 
 
+async def test_memory_without_a_handle_is_not_shared_and_other_memory_is(devices: Devices) -> None:
+    ranks = devices(2)
+    async with aiodist.local(2) as groups:
+        on(groups, ranks)
+        _, borrowed = await shared(groups, ranks[0].put(np.ones(3)))  # it has none at rank 1
+        works = [g.share(borrowed if g.rank == 1 else None, 1) for g in groups]
+        ends = [str(end) for end in await asyncio.gather(*works, return_exceptions=True)]
+        assert "rank 1: it is memory of another process" in ends[1]
+        assert "see the error of rank 1" in ends[0] or "memory of another process" in ends[0]
+        await shared(groups, ranks[1].put(np.ones(3)), 1)
+
+
 async def test_the_owner_is_gone(devices: Devices) -> None:
     ranks = devices(2)
     async with aiodist.local(2) as groups:
