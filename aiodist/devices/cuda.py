@@ -299,7 +299,8 @@ class CudaDevice:
                     return
                 total = combine(total, last)
             if op.name == "AVG":
-                total = total / size
+                # CUDA multiplies by the reciprocal of a number of the host, which rounds otherwise.
+                total = total / total.new_full((), size)
             into.copy_(total)
 
 

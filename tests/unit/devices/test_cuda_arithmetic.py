@@ -14,6 +14,7 @@ from aiodist.devices import cuda
 
 torch = pytest.importorskip("torch")
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+from torch.overrides import TorchFunctionMode  # noqa: E402
 
 OPS = [
     ReduceOp.SUM,
@@ -65,6 +66,24 @@ def test_bit_for_bit_as_on_the_host(op: ReduceOp, name: str, size: int) -> None:
         xs = [torch.from_numpy(x.copy()) for x in given]
         device.reduce(cuda.CudaStream(None), op, xs, xs[place], size)
         np.testing.assert_array_equal(xs[place].numpy(), due)
+
+
+def test_an_average_is_divided_by_a_number_on_the_device() -> None:
+    divisors: list[Any] = []
+
+    class Noted(TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            if "div" in func.__name__:
+                divisors.append(args[1])
+            return func(*args, **(kwargs or {}))
+
+    xs = [torch.ones(3) for _ in range(3)]
+    with Noted():
+        on_cpu().reduce(cuda.CudaStream(None), ReduceOp.AVG, xs, xs[0], 3)
+    (divisor,) = divisors
+    assert (divisor.shape, divisor.dtype, divisor.item()) == ((), torch.float32, 3.0)
 
 
 def test_bfloat16_is_rounded_once() -> None:
