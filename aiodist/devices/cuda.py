@@ -16,7 +16,7 @@ import msgpack
 from numpy.typing import NDArray
 
 from aiodist.buffers import overlaps, tensors
-from aiodist.buffers.dtypes import COMPLEX, carrier
+from aiodist.buffers.dtypes import COMPLEX, NARROW, carrier
 from aiodist.devices.base import Location
 from aiodist.devices.driver import HANDLE_BYTES, PrimaryContext
 from aiodist.types import ReduceOp
@@ -255,8 +255,11 @@ class CudaDevice:
     # Work.
 
     def copy(self, stream: Any, into: Any, source: Any) -> None:
+        into, source = into.detach(), source.detach()
+        if tensors.dtype_name(into.dtype) in NARROW:  # torch cannot copy these
+            into, source = into.view(self._torch.uint8), source.view(self._torch.uint8)
         with self._torch.cuda.stream(stream.stream), self._torch.no_grad():
-            into.detach().copy_(source.detach(), non_blocking=True)
+            into.copy_(source, non_blocking=True)
 
     def reduces(self, op: ReduceOp, name: str) -> bool:
         if name == "bool":

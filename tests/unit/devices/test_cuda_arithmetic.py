@@ -9,6 +9,7 @@ import pytest
 
 from aiodist import ReduceOp
 from aiodist.buffers import tensors
+from aiodist.buffers.dtypes import TORCH
 from aiodist.buffers.kernels import Kernel
 from aiodist.devices import cuda
 
@@ -99,6 +100,15 @@ def test_what_the_device_lacks_goes_through_the_host() -> None:
     assert not device.reduces(ReduceOp.SUM, "uint32")
     assert not device.reduces(ReduceOp.custom(max), "float32")
     assert device.reduces(ReduceOp.LOR, "bool")
+
+
+@pytest.mark.parametrize("name", sorted(TORCH))
+def test_a_strided_copy(name: str) -> None:
+    x, into = tensors.new(torch, name, (3, 2)), tensors.new(torch, name, (2, 3)).T
+    bits, got = tensors.memory(x)[1], tensors.memory(into)[1]
+    bits[:] = np.arange(6).reshape(3, 2) % (2 if name == "bool" else 9)
+    on_cpu().copy(cuda.CudaStream(None), into, x)
+    np.testing.assert_array_equal(got, bits)
 
 
 def test_flat_empty_and_describe() -> None:
