@@ -288,6 +288,7 @@ class DeviceMemory:
             context.tell(peer, kinds.DEVICE, word, number)
 
     def _freed(self, number: int) -> None:
+        self.handles.drop(self._context.rank, number)  # opened for messages to itself
         for peer in range(self._context.size):
             self._tell(peer, DROP, number)
 

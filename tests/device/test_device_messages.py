@@ -229,6 +229,20 @@ async def test_what_was_sent_is_kept_while_it_may_be_read(devices: Devices) -> N
         receiving.cancel()
 
 
+async def test_memory_that_was_sent_to_oneself_is_closed(devices: Devices) -> None:
+    (device,) = devices(1)
+    async with aiodist.local(1) as groups:
+        on(groups, [device])
+        handles = groups[0]._context.device_memory.handles
+        x = device.put(np.ones(300_000))
+        await asyncio.gather(groups[0].send(x, 0), groups[0].recv(out=device.put(np.ones(300_000))))
+        assert handles._memories
+        del x
+        gc.collect()
+        handles.review()
+        assert not handles._memories
+
+
 async def test_events_and_memory_come_back(devices: Devices) -> None:
     """Any number of messages needs no more events, and nothing is opened twice."""
     ranks = devices(2)
