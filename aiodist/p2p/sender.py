@@ -339,27 +339,21 @@ class Sender:
             # It waits for the rest, so tell it that there is none, as after every message that ends
             # early.
             self._wire.send(src, (wire.WITHDRAW, sid))
-        error: tuple[type[AiodistError], str]
+        cls: type[AiodistError] = ProtocolError
+        text = (
+            f"rank {src} refused the message: it could not read it (see the error of its receive);"
+            " all ranks need the same version and allow_pickle"
+        )
         if why == wire.TOO_LARGE:
+            cls = MessageTooLargeError
             size = len(sending.encoded.meta) + sending.encoded.nbytes + sending.encoded.elsewhere
-            error = (
-                MessageTooLargeError,
-                (
-                    f"rank {src} refused a message of {size} bytes: it is over the"
-                    " max_message_bytes it connected with; raise that there, or send less at once"
-                ),
+            text = (
+                f"rank {src} refused a message of {size} bytes: it is over the max_message_bytes it"
+                " connected with; raise that there, or send less at once"
             )
-        else:
-            error = (
-                ProtocolError,
-                (
-                    f"rank {src} refused the message: it could not read it (see the error"
-                    " of its receive); all ranks need the same version and allow_pickle"
-                ),
-            )
-        self._ended(sending.work)
         work = sending.work
-        work.fail(self._channel.error(*error, op=work.op, tag=sending.tag))
+        self._ended(work)
+        work.fail(self._channel.error(cls, text, op=work.op, tag=sending.tag))
 
     def refunded(self, src: int, fields: Sequence[Any], nbytes: int) -> None:
         peer = self._peers[src]
