@@ -127,7 +127,7 @@ def current_process() -> Process | None:
 class _Call:
     """A callback of a process. `by_thread`: not of its loop."""
 
-    __slots__ = ("args", "by_thread", "callback", "context", "handle", "process")
+    __slots__ = ("args", "by_thread", "callback", "handle", "process")
 
     handle: asyncio.Handle
 
@@ -151,7 +151,6 @@ class _Call:
             except SystemExit as error:  # it would end the loop, and so all ranks
                 process.loop.errors.append(f"a task ends with {error!r}")
         elif process.alive:
-            self.context = contextvars.copy_context()
             process.hold(self)
 
     def again(self) -> None:
@@ -433,8 +432,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self.stop()
 
     def again(self, call: _Call) -> None:
-        """Run a call that was held."""
-        super().call_soon(call.again, context=call.context)
+        """Run a call that was held, in its own context, because a task keeps what it sets there."""
+        context: Context = call.handle._context  # type: ignore[attr-defined]
+        super().call_soon(call.again, context=context)
 
     def close(self) -> None:
         """Close it, and bury what never ends, such as tasks and connections of ended processes."""

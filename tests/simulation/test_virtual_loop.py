@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from contextvars import ContextVar
 
 import pytest
 
@@ -120,6 +121,23 @@ def test_what_was_cancelled_while_it_was_held_does_not_run(loop):
     loop.call_later(5, process.resume)
     loop.run_until_complete(task)
     assert ran == []
+
+
+def test_a_task_that_was_held_keeps_its_context(loop):
+    process = Process(loop, "worker")
+    request: ContextVar[int] = ContextVar("request", default=0)
+
+    async def work():
+        process.stop()
+        await asyncio.sleep(0)  # its next step is held
+        token = request.set(7)
+        await asyncio.sleep(0)
+        assert request.get() == 7
+        request.reset(token)
+
+    task = process.spawn(work())
+    loop.call_later(1, process.resume)
+    loop.run_until_complete(task)
 
 
 def test_nothing_of_an_ended_process_runs_again(loop):
