@@ -1,7 +1,7 @@
 """An event loop whose time is simulated, and the processes that run on it.
 
-Time stands still while anything is ready to run. If nothing is, it jumps to the next timer. Without
-a timer everything would wait for ever: `DeadlockError`.
+Time stands still while anything is ready to run, for `MOST_TURNS` turns at most. If nothing is, it
+jumps to the next timer. Without a timer everything would wait for ever: `DeadlockError`.
 """
 
 from __future__ import annotations
@@ -32,6 +32,12 @@ MOST_LAST_WORDS = 16
 
 SLOWEST_DISK = 0.01
 """The most seconds of a write to a disk, or of anything else that threads do."""
+
+MOST_TURNS = 2000
+"""Turns in which something is ready, one after the other, before they take time."""
+
+BUSY_TURN = 0.01
+"""Seconds that each further one takes."""
 
 
 class DeadlockError(RuntimeError):
@@ -206,6 +212,7 @@ class VirtualSelector(selectors.BaseSelector):
     def __init__(self, chooser: Random) -> None:
         self.now = 0.0  # seconds since the loop was made
         self.turns = 0  # how often it has looked for what is ready
+        self._busy = 0  # how often, one after the other, something was ready
         self.alarms: dict[int, Callable[[], None]] = {}  # what to call in which turn
         self.on_turn: Callable[[], None] = lambda: None  # called in every turn
         # Makes the error if all tasks wait for ever.
@@ -260,6 +267,9 @@ class VirtualSelector(selectors.BaseSelector):
     #     nothing, and a timer        `now` jumps to it: the seconds are over at once
     #     nothing, and no timer       nothing will ever happen any more: `DeadlockError`
     #
+    # A program that polls, as by `while not work.done(): await asyncio.sleep(0)`, is always ready.
+    # So after `MOST_TURNS` turns time goes on, because nothing else would ever happen.
+    #
     # A real selector reports readiness in the system's order, which programs must not rely on. Here
     # the seed shuffles it. Asking some hundred sockets in each turn would be most of a simulation's
     # work. So only files are asked that something has happened to (`touch`), or that were ready
@@ -283,6 +293,11 @@ class VirtualSelector(selectors.BaseSelector):
             raise self.idle_error()
         elif timeout > 0:
             self.now += timeout
+            self._busy = 0
+            return ready
+        self._busy += 1
+        if self._busy > MOST_TURNS:
+            self.now += BUSY_TURN
         return ready
 
 

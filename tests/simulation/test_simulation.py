@@ -245,6 +245,20 @@ def test_a_run_that_does_not_end():
     assert " at 0x" not in str(caught.value)
 
 
+def test_a_program_that_polls_goes_on_and_may_hang():
+    async def program(group: aiodist.Group) -> int:
+        work = group.all_reduce(1) if group.rank < ranks else group.recv(src=0)
+        while not work.done():  # noqa: ASYNC110, it is what this is about
+            await asyncio.sleep(0)
+        return await work
+
+    ranks = 2
+    assert Simulation(2).run(program) == [2, 2]
+    ranks = 1
+    with pytest.raises(HangError, match="not over after 10 s"):
+        Simulation(2).run(program, limit=10.0)
+
+
 def test_tasks_of_a_killed_rank_are_not_among_those_that_hang():
     async def program(group: aiodist.Group) -> None:
         await asyncio.sleep(1000.0)
