@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import inspect
 import logging
 import math
 import random
@@ -176,8 +177,8 @@ def check_arguments(
                 f"{name}= means nothing here, because each run has its own: the number of ranks is "
                 "ranks=, and the seeds are seeds="
             )
-    if check is not None and not callable(check):
-        raise TypeError(f"check is a function of the results by rank, not {check!r}")
+    if check is not None and (not callable(check) or inspect.iscoroutinefunction(check)):
+        raise TypeError(f"check is a plain function of the results by rank, not {check!r}")
     check_seconds("limit", limit)
     Simulation(ranks, **options).connecting(0)  # refuses options
     if not isinstance(seeds, Iterable):
@@ -401,7 +402,10 @@ class _Run:
             return _Failure(_kind_of(text), text)
         if self._check is not None:
             try:
-                self._check(self._results)
+                returned = self._check(self._results)
+                if inspect.iscoroutine(returned):  # it would never run
+                    returned.close()
+                    raise TypeError("it returns a coroutine: write it as a plain function")
             except Exception as error:
                 place = _place_of(error)
                 text = f"the check of the results raises {shown_error(error)}  ({place})"

@@ -106,6 +106,19 @@ def test_the_last_line_repeats_the_failure(options: dict[str, Any]) -> None:
     assert again.value.failure == found.value.failure
 
 
+def test_a_check_that_would_never_run_is_refused() -> None:
+    async def program(group: aiodist.Group) -> None:
+        pass
+
+    async def check(results: object) -> None:
+        pass
+
+    with pytest.raises(TypeError, match="check is a plain function"):
+        explore(program, check=check)
+    with pytest.raises(FoundError, match="TypeError: it returns a coroutine"):
+        explore(program, check=lambda _: check({}))
+
+
 def test_a_story_has_lines_values_and_faults_in_one_clock() -> None:
     async def program(group: aiodist.Group) -> None:
         total = await group.all_reduce(1)
@@ -234,7 +247,7 @@ def test_a_program_that_expects_all_faults_passes(faults: str) -> None:
         ({"ranks": "3"}, "ranks is an int, not '3'"),
         ({"limit": -1}, "limit is more than 0 seconds, not -1"),
         ({"limit": "x"}, "limit is a number of seconds, not 'x'"),
-        ({"check": 3}, "check is a function of the results by rank, not 3"),
+        ({"check": 3}, "check is a plain function of the results by rank, not 3"),
         ({"replay": "seed 3"}, "a plan reads like"),
         ({"lease": -1.0}, "lease is more than 0"),
         ({"transports": ("pigeon",)}, "no transport 'pigeon'"),
