@@ -7,6 +7,7 @@ import math
 import sys
 import warnings
 from collections.abc import Callable, Generator, Sequence
+from contextvars import copy_context
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, Generic, Protocol, TypeVar, cast
@@ -483,6 +484,11 @@ class Unseen(WeakSet[Work[Any]]):
 
     is_muted = False
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.context = copy_context()
+        """That of the group, for simulations: it tells whose Works these are."""
+
     is_due: Callable[[], bool] = staticmethod(lambda: False)
     """Whether the loop is due for a turn: see `aiodist.transports.polling`."""
 
@@ -505,7 +511,7 @@ def _warn(work: Work[Any], what: str) -> None:
     text = f"the Work of {work.op} {what} looked at it: await it, or keep it and look at its result"
     loop = work.get_loop()
     if is_virtual(loop):  # so that the simulation fails
-        loop.call_exception_handler({"message": f"{file}:{line}: {text}"})
+        loop.call_exception_handler({"message": f"{file}:{line}: {text}", "future": work})
         return
     # With its line, as for a coroutine that was never awaited. So the warning comes once for each
     # line.

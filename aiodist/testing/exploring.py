@@ -40,7 +40,7 @@ from aiodist.testing.story import (
     told,
     until,
 )
-from aiodist.testing.virtual_loop import DeadlockError, VirtualLoop
+from aiodist.testing.virtual_loop import DeadlockError, VirtualLoop, current_process
 from aiodist.timeouts import check_seconds
 
 Program = Callable[..., Awaitable[Any]]
@@ -364,13 +364,21 @@ class _Run:
     def play(self, limit: float) -> _Failure | None:
         random.seed(self.plan.seed)
         np.random.seed(self.plan.seed)
-        self.simulation.loop.selector.on_turn = self.watch.turn
-        self.simulation.loop.on_task = self.watch.made
+        loop = self.simulation.loop
+        loop.selector.on_turn = self.watch.turn
+        loop.on_task = self.watch.made
         mains = {rank: self._rank(rank) for rank in range(self.plan.ranks)}
         stuck: BaseException | None = None
         problems: list[str] = []
-        with warnings.catch_warnings(record=True) as warned:
+        forgotten: list[str] = []
+
+        def note(message: Warning | str, *others: Any, **more: Any) -> None:
+            if "was never awaited" in str(message) and loop.blames(current_process()):
+                forgotten.append(str(message))
+
+        with warnings.catch_warnings():
             warnings.simplefilter("always")
+            warnings.showwarning = note
             try:
                 self.simulation.play(mains, limit)
             except (HangError, DeadlockError) as error:
@@ -379,10 +387,7 @@ class _Run:
                 problems = error.problems
             finally:
                 self.watch.close()
-        if not any(fault.kind in ("kill", "unplug", "restart") for fault in self.plan.faults):
-            texts = [str(one.message) for one in warned]
-            problems += [text for text in texts if "was never awaited" in text]
-        return self._judge(stuck, problems)
+        return self._judge(stuck, problems + forgotten)
 
     def _judge(self, stuck: BaseException | None, problems: list[str]) -> _Failure | None:
         """Choose what went wrong first: one failure causes others."""

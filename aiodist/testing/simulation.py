@@ -98,7 +98,6 @@ class Simulation:
         self._served: Coordinator | None = None  # the coordinator that runs in its process
         self._durable = durable
         self._folder = ""  # of its state file; "": none
-        self._restarts = 0  # how often the coordinator was started again
 
     # ---- running ----
 
@@ -194,7 +193,6 @@ class Simulation:
                 inspect.CORO_CREATED
             ):
                 coroutine.close()
-        self._restarts += 1
         self._let_go()
         self.network.later_by(seconds, self._come_back)
 
@@ -265,24 +263,18 @@ class Simulation:
                 left = sorted(shown_task(task) for task in node.tasks if not task.done())
                 text = f"{who} left a task over (await or cancel it)"
                 self.problems += [f"{text}: {task}" for task in left]
+                self.loop.errors += sorted(filter(None, map(_lost_error, node.tasks)))
 
     def check(self) -> None:
         """Raise InvariantError if anything happened that must not happen.
 
         This checks the history (see `History.problems`), errors that were not handled, faults that
         did not happen (see `FaultInjector.fail_at`), and tasks and sockets that living nodes left
-        behind. It also checks for Works that the program did not look at (see `aiodist.Work`),
-        unless a rank was killed.
+        behind. It also checks for Works that their program did not look at (see `aiodist.Work`).
         """
         alive = {node.name: node.alive for node in self.network.nodes.values()}
         gc.collect()  # a failed Work that was not awaited reports that when it goes
         problems = [*self.problems, *self.loop.errors]
-        if self._restarts or not all(alive.values()):  # because the dead cannot look at anything
-            problems = [
-                text
-                for text in problems
-                if "never retrieved" not in text and "looked at it: await it" not in text
-            ]
         stopped = {node.name: node.stopped_seconds for node in self.network.nodes.values()}
         problems += self.history.problems(is_alive=alive.__getitem__, stopped=stopped.__getitem__)
         problems += self.faults.problems()
@@ -312,6 +304,15 @@ def check_thread(runner: str) -> None:
             f"{runner} has an event loop of its own, and another one runs in this thread: call it"
             " in a thread (asyncio.to_thread)"
         )
+
+
+def _lost_error(task: asyncio.Task[Any]) -> str:
+    """Return the error of a task that no program has looked at, or ""."""
+    # asyncio would tell it when the task is collected. But the history keeps errors, which keep the
+    # frames that they came through, and so the tasks of these frames.
+    if not (task.done() and task._log_traceback):
+        return ""
+    return f"Task exception was never retrieved: {task.exception()!r}"
 
 
 def _who() -> str:

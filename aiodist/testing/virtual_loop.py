@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
+import itertools
 import re
 import selectors
 import socket
@@ -301,6 +302,28 @@ class VirtualSelector(selectors.BaseSelector):
         return ready
 
 
+class Task(asyncio.Task[T]):
+    """A task of a virtual loop. `process`: that it belongs to, or None.
+
+    Sets of tasks have the order in which the tasks were made, and not one of addresses, so that
+    `asyncio.wait` and a TaskGroup that cancels its tasks do the same in every run.
+    """
+
+    def __init__(self, *args: Any, number: int, process: Process | None, **options: Any) -> None:
+        self._number = number
+        self.process = process
+        super().__init__(*args, **options)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
+def _owner_of(lost: Any) -> Process | None:
+    """Return the process of a task, or of a Work that was to be looked at. None: not known."""
+    unseen = getattr(lost, "_unseen", None)
+    return getattr(lost, "process", None) if unseen is None else unseen.context.get(_current)
+
+
 def abandon(task: Any) -> None:
     """Keep Python from complaining when a task that never ends is collected.
 
@@ -351,6 +374,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self.chooser = Random(f"library {seed}")
         """The library's source of random numbers."""
         super().__init__(self._virtual)
+        self._numbers = itertools.count()  # of tasks
+        self.set_task_factory(self._new_task)
         self.set_exception_handler(self._note_error)
         self.on_task: Callable[[Process, asyncio.Task[Any]], None] = lambda process, task: None
         """Called with every new task of a process."""
@@ -401,8 +426,19 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return sorted(map(shown_task, asyncio.all_tasks(self) - ended))
 
     def _note_error(self, loop: asyncio.AbstractEventLoop, what: dict[str, Any]) -> None:
+        lost = what.get("task") or what.get("future")
+        if lost is not None and not self.blames(_owner_of(lost)):
+            return
         error = what.get("exception")
         self.errors.append(f"{what.get('message')}: {error!r}" if error else str(what["message"]))
+
+    def blames(self, owner: Process | None) -> bool:
+        """Tell whether an error or an await that is forgotten now is a mistake of its owner.
+
+        Processes that were ended could not look at anything. None: the owner is not known.
+        """
+        owners = self.processes if owner is None else [owner]
+        return all(one.alive for one in owners)
 
     # Callbacks belong to the process that sets them up.
 
@@ -429,12 +465,20 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return _belonging(call_at, callback, args, None, by_thread=True)
 
     def create_task(self, coro: Any, *, context: Context | None = None, **options: Any) -> Any:
+        if context is None:
+            context = contextvars.copy_context()
+        elif _current not in context:  # the program has made it
+            context.run(_current.set, _current.get())
         task = super().create_task(coro, context=context, **options)
-        process = _current.get() if context is None else context.get(_current)
+        process = context.get(_current)
         if process is not None:
             process.tasks.add(task)
             self.on_task(process, task)
         return task
+
+    def _new_task(self, loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> Any:
+        number, process = next(self._numbers), options["context"].get(_current)
+        return Task(coro, loop=loop, number=number, process=process, **options)
 
     def interrupt(self, error: BaseException) -> None:
         """End all processes and stop, because a signal handler raises `error`.

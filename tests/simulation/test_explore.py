@@ -106,6 +106,49 @@ def test_the_last_line_repeats_the_failure(options: dict[str, Any]) -> None:
     assert again.value.failure == found.value.failure
 
 
+@pytest.mark.parametrize("fault", ["kill 1 at 1", "restart 0 at 1 for 0.1"])
+@pytest.mark.parametrize(
+    ("forgotten", "said"),
+    [
+        (lambda group: asyncio.create_task(raises(group)), "never retrieved: KeyError"),
+        (lambda group: asyncio.sleep(1.0), "'sleep' was never awaited"),
+        (lambda group: group.agree(True), "looked at it"),
+    ],
+    ids=["error", "coroutine", "Work"],
+)
+def test_what_a_rank_forgets_is_found_though_another_process_died(
+    fault: str, forgotten: Callable[[aiodist.Group], object], said: str
+) -> None:
+    async def program(group: aiodist.Group) -> None:
+        await asyncio.sleep(1.0)
+        forgotten(group)
+        await asyncio.sleep(1.0)
+
+    with pytest.raises(FoundError, match=said):
+        explore(program, replay=f"ranks 2, seed 0, even network, {fault}")
+
+
+def test_a_killed_rank_has_forgotten_nothing() -> None:
+    async def program(group: aiodist.Group) -> None:
+        task, coroutine = asyncio.create_task(raises(group)), asyncio.sleep(1.0)
+        works = [group.barrier(), group.agree(True), group.all_reduce(1)]
+        await asyncio.sleep(1.0)  # here it is killed
+        await asyncio.gather(task, coroutine, *works, return_exceptions=True)
+
+    explore(program, replay="ranks 3, seed 0, even network, kill 1 at 1")
+
+
+def test_an_error_is_lost_though_an_operation_has_failed() -> None:
+    async def program(group: aiodist.Group) -> None:
+        task = asyncio.create_task(raises(group))  # its frame is kept by the error of the receive
+        with pytest.raises(aiodist.CollectiveTimeoutError):
+            await group.recv(src=0, timeout=1.0)
+        assert task.done()
+
+    with pytest.raises(FoundError, match="never retrieved: KeyError"):
+        explore(program, ranks=1)
+
+
 def test_a_check_that_would_never_run_is_refused() -> None:
     async def program(group: aiodist.Group) -> None:
         pass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from contextvars import ContextVar
+from contextvars import Context, ContextVar
 
 import pytest
 
@@ -156,6 +156,40 @@ def test_nothing_of_an_ended_process_runs_again(loop):
     loop.run_until_complete(asyncio.sleep(5))
     assert ran == []
     assert not task.done()
+
+
+def test_a_task_in_a_context_of_its_own_ends_with_its_process(loop):
+    process = Process(loop, "worker")
+    ran: list[float] = []
+
+    async def child():
+        await asyncio.sleep(1)
+        ran.append(loop.time())
+
+    async def work():
+        return loop.create_task(child(), context=Context())
+
+    task = loop.run_until_complete(process.spawn(work()))
+    process.end()
+    loop.run_until_complete(asyncio.sleep(2))
+    assert not ran and not task.done()
+
+
+def test_a_set_of_tasks_has_the_same_order_in_every_run():
+    kept = []  # so that no task of the second run has the address of one of the first
+
+    async def main():
+        tasks = [asyncio.create_task(asyncio.sleep(1)) for _ in range(50)]
+        kept.append(tasks)
+        done, _ = await asyncio.wait(tasks)
+        return [tasks.index(task) for task in done]
+
+    orders = []
+    for _ in range(2):
+        loop = VirtualLoop()
+        orders.append(loop.run_until_complete(main()))
+        loop.close()
+    assert orders[0] == orders[1]
 
 
 def test_errors_nobody_handled_are_kept(loop):
