@@ -349,8 +349,10 @@ def shown_task(task: asyncio.Task[Any]) -> str:
     The names that asyncio gives depend on all tasks that the process has made before.
     """
     coroutine: Any = task.get_coro()
+    # That of `aclose` of an async generator has no name.
+    what = getattr(coroutine, "__qualname__", type(coroutine).__name__)
     name = "" if re.fullmatch(r"Task-\d+", task.get_name()) else f"{task.get_name()}: "
-    return name + (of_task(task) or f"in {coroutine.__qualname__}")
+    return name + (of_task(task) or f"in {what}")
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
@@ -524,8 +526,12 @@ class VirtualLoop(asyncio.SelectorEventLoop):
                 for coroutine in reversed(_chain(task.get_coro())):
                     # A `finally` that waits for something survives, and is closed again.
                     for _ in range(MOST_LAST_WORDS):
-                        with suppress(Exception):  # it may raise anything
+                        try:
                             coroutine.close()
+                        except KeyboardInterrupt:  # of the user
+                            raise
+                        except BaseException:  # it may raise anything, even SystemExit
+                            pass
                         if coroutine.cr_frame is None:
                             break
             buried |= left
@@ -550,7 +556,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             return
         try:
             done.set_result(func(*args))
-        except Exception as error:
+        except BaseException as error:
             done.set_exception(error)
 
     def _make_self_pipe(self) -> None: ...

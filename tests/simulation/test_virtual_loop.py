@@ -56,6 +56,8 @@ def test_what_threads_do_is_done_in_the_one_there_is(loop):
         assert 0 < loop.time() - began <= SLOWEST_DISK
         with pytest.raises(ZeroDivisionError):
             await asyncio.to_thread(divmod, 1, 0)
+        with pytest.raises(pytest.fail.Exception):  # no Exception, but a BaseException
+            await asyncio.to_thread(pytest.fail, "in a thread")
 
     loop.run_until_complete(main())
 
