@@ -55,6 +55,9 @@ class InvariantError(AssertionError):
         super().__init__("\n".join(problems))
         self.problems = problems
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.problems,), self.__dict__
+
 
 class Simulation:
     """A coordinator and `size` ranks, each on a host of its own. It runs once.
@@ -208,7 +211,10 @@ class Simulation:
 
     def _hook(self, scope: aiodist.trace.Scope, point: str, work: Any, value: Any) -> None:
         self.history(scope, point, work, value)
-        if _who():
+        node = current_process()
+        if isinstance(node, Node) and node.alive:
+            # In a smaller group its rank is another than that of the fault.
+            scope = scope._replace(rank=self.nodes.index(node))
             self.faults(scope, point, work, value)
 
     def _outcome(self, node: Node, task: asyncio.Task[Any]) -> asyncio.Future[Any]:

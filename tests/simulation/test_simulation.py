@@ -270,6 +270,18 @@ def test_tasks_of_a_killed_rank_are_not_among_those_that_hang():
     assert "rank 0: " not in str(caught.value)
 
 
+def test_a_fault_happens_to_its_rank_in_a_smaller_group_as_well():
+    async def program(group: aiodist.Group) -> int:
+        part = await group.split(group.rank % 2)
+        return await part.all_reduce(1)
+
+    simulation = Simulation(4)
+    simulation.faults.fail_at(1, "all_reduce", "start")
+    outcomes = simulation.run(program)
+    assert isinstance(outcomes[1], Killed) and isinstance(outcomes[3], aiodist.PeerLostError)
+    assert outcomes[::2] == [2, 2]
+
+
 def test_a_fault_that_does_not_happen_fails_the_test():
     for nth, came in ((0, 0), (1, 1)):
         for required in (True, False):
@@ -324,6 +336,21 @@ def test_what_is_left_behind_is_found():
             "await asyncio.sleep(10_000)",
         ]
         assert caught.value.__notes__ == ["in Simulation(2, seed=7)"]
+
+
+def test_a_generator_that_is_still_to_be_closed_is_found():
+    async def lines():
+        try:
+            yield 1
+        finally:
+            await asyncio.sleep(10_000)
+
+    async def program(group: aiodist.Group) -> None:
+        async for _ in lines():
+            break
+
+    with pytest.raises(InvariantError, match=r"left a task over .*: in async_generator_a"):
+        Simulation(1).run(program)
 
 
 def test_a_socket_that_is_left_open_is_found():
