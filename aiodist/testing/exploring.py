@@ -67,6 +67,9 @@ class FoundError(AssertionError):
         self.failure = failure
         self.events = events
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.plan, self.failure, self.events)
+
 
 @dataclass(frozen=True)
 class Explored:
@@ -140,7 +143,7 @@ def explore(
     kinds, chosen = check_arguments(ranks, seeds, faults, check, limit, options)
     explorer = _Explorer(program, check, limit, options)
     alarm = getattr(signal, "SIGALRM", signal.SIGINT)  # Windows has none
-    with _quietly(), _ended_by(signal.SIGINT), _ended_by(alarm):
+    with _alone, _quietly(), _ended_by(signal.SIGINT), _ended_by(alarm):
         if replay is not None:
             plan = parse(replay)
             failure = explorer.play(plan)
@@ -192,6 +195,10 @@ def _as_seed(given: int) -> int:
     if not 0 <= seed < 2**32:  # numpy.random takes no others
         raise ValueError(f"each of seeds is from 0 to 2**32 - 1, not {seed}")
     return seed
+
+
+_alone = threading.Lock()
+"""Held while a thread explores, because logging, warnings and random numbers are of all threads."""
 
 
 @contextmanager
@@ -449,6 +456,7 @@ class _Run:
 
     def _blame(self, rank: int, error: BaseException) -> None:
         """Note that `rank` ends with `error`, unless that is noted already."""
+        error = _leading(error)
         is_known = any(error is noted for _, noted, _ in self._errors)
         if not is_known and not isinstance(error, GeneratorExit):  # which ends a run that hangs
             self._errors.append((rank, error, self.simulation.loop.time()))
@@ -512,9 +520,21 @@ def _name_of(function: Callable[..., object]) -> str:
     return getattr(function, "__name__", repr(function))
 
 
+def _leading(error: BaseException) -> BaseException:
+    """Return the exception of a group, as a TaskGroup raises it, that is most likely to blame."""
+    leaves = _leaves(error)
+    return next((leaf for leaf in leaves if not isinstance(leaf, AiodistError)), leaves[0])
+
+
+def _leaves(error: BaseException) -> list[BaseException]:
+    if not isinstance(error, BaseExceptionGroup):
+        return [error]
+    return [leaf for one in error.exceptions for leaf in _leaves(one)]
+
+
 def _place_of(error: BaseException) -> str:
-    """Return the innermost line outside of aiodist that an exception came from."""
-    own = str(Path(__file__).parents[1])
+    """Return the innermost line outside of aiodist and asyncio that an exception came from."""
+    own = str(Path(__file__).parents[1]), str(Path(asyncio.__file__).parent)
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)

@@ -239,15 +239,18 @@ def source(place: tuple[str, int]) -> str:
 
 def shown(value: Any) -> str:
     """Return a value as a short text."""
-    try:
-        text = " ".join(repr(value).split())
-    except Exception as error:  # the program's own `__repr__` may raise anything
-        text = f"<{type(value).__name__}: {type(error).__name__} in repr>"
-    return text if len(text) <= MOST_TEXT else f"{text[: MOST_TEXT - 1]}…"
+    return _short(repr, value)
 
 
 def shown_error(error: BaseException) -> str:
     """Return an exception as a short text."""
-    text = " ".join(str(error).split())
-    short = text if len(text) <= MOST_TEXT else f"{text[: MOST_TEXT - 1]}…"
-    return f"{type(error).__name__}: {short}" if short else type(error).__name__
+    text = _short(str, error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _short(describe: Callable[[Any], str], value: object) -> str:
+    try:
+        text = " ".join(describe(value).split())
+    except Exception as error:  # the program's own `__repr__` or `__str__` may raise anything
+        text = f"<{type(value).__name__}: {type(error).__name__} in {describe.__name__}>"
+    return text if len(text) <= MOST_TEXT else f"{text[: MOST_TEXT - 1]}…"

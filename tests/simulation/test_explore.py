@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import pickle
 import random
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +18,7 @@ import numpy as np
 import pytest
 
 import aiodist
-from aiodist.testing import FoundError, explore
+from aiodist.testing import FoundError, explore, exploring
 
 Program = Callable[[aiodist.Group], Awaitable[Any]]
 
@@ -54,6 +57,22 @@ async def exits_in_a_task(group: aiodist.Group) -> None:
     await asyncio.sleep(1.0)
 
 
+async def fails_in_a_group_of_tasks(group: aiodist.Group) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(group.recv(src=group.rank, timeout=1.0).wait())
+        async with asyncio.TaskGroup() as inner:
+            inner.create_task(raises(group))
+
+
+class HasNoText(Exception):
+    def __str__(self) -> str:
+        raise KeyError
+
+
+async def raises_what_has_no_text(group: aiodist.Group) -> None:
+    raise HasNoText
+
+
 async def dies_of_a_loss(group: aiodist.Group) -> None:
     await asyncio.sleep(1.0)
     await group.barrier()
@@ -63,6 +82,13 @@ async def dies_of_a_loss(group: aiodist.Group) -> None:
     ("program", "faults", "said", "plan"),
     [
         (raises, "", "rank 0 ends with KeyError: 'lost'", "ranks 1, seed 0, even network"),
+        (
+            fails_in_a_group_of_tasks,
+            "",
+            f"KeyError: 'lost'  (test_explore.py:{raises.__code__.co_firstlineno + 1})",
+            "ranks 1, seed 0, even network",
+        ),
+        (raises_what_has_no_text, "", "KeyError in str", "ranks 1, seed 0, even network"),
         (fails_by_pytest, "", "Failed: DID NOT RAISE", "ranks 1, seed 0, even network"),
         (cancels_itself, "", "CancelledError", "ranks 1, seed 0, even network"),
         (exits, "", "rank 0 ends with SystemExit: 0", "ranks 1, seed 0, even network"),
@@ -85,6 +111,8 @@ def test_a_failure_is_made_smaller(program: Program, faults: str, said: str, pla
     assert said in found.value.failure
     assert found.value.plan == plan
     assert f'explore({program.__name__}, replay="{plan}")' in str(found.value)
+    other = pickle.loads(pickle.dumps(found.value))  # as a pool of processes does
+    assert (str(other), vars(other)) == (str(found.value), vars(found.value))
 
 
 @pytest.mark.parametrize("options", [{}, {"limit": 50.0, "lease": 2.0, "op_timeout": 9.0}], ids=str)
@@ -254,6 +282,47 @@ def test_an_exception_of_a_signal_handler_ends_it_at_once(number: signal.Signals
     assert len(began) == 1  # no other rank goes on, because it might never yield
 
 
+def test_two_threads_explore_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[str] = []
+    asked, lock = threading.Event(), exploring._alone
+
+    class Asked:
+        def __enter__(self) -> None:
+            asked.set()
+            lock.acquire()
+
+        def __exit__(self, *error: object) -> None:
+            lock.release()
+
+    async def second(group: aiodist.Group) -> None:
+        ran.append("second")
+
+    thread = threading.Thread(target=explore, args=(second,), kwargs={"ranks": 1, "seeds": 1})
+
+    async def first(group: aiodist.Group) -> None:
+        if not ran:
+            monkeypatch.setattr(exploring, "_alone", Asked())
+            thread.start()
+            assert asked.wait(30)
+        ran.append("first")
+
+    before = logging.root.manager.disable
+    explore(first, ranks=1, seeds=3)
+    thread.join(30)
+    assert ran == ["first"] * 4 + ["second"] * 2
+    assert logging.root.manager.disable == before
+
+
+def test_what_a_killed_rank_raises_in_the_end_is_its_own() -> None:
+    async def program(group: aiodist.Group) -> None:
+        try:
+            await asyncio.sleep(1.0)
+        except BaseException:
+            sys.exit(7)
+
+    explore(program, replay="ranks 2, seed 0, even network, kill 1 at 1")
+
+
 def test_what_happened_is_counted() -> None:
     async def program(group: aiodist.Group) -> None:
         await asyncio.sleep(1.0)
@@ -344,6 +413,8 @@ def test_joining_and_leaving_may_fail(program: Program, options: dict[str, Any],
 
 TESTS = """
 import asyncio
+import os
+from unittest import mock
 
 import aiodist
 import pytest
@@ -357,6 +428,12 @@ def expected():
 @pytest.mark.simulate(ranks=2, seeds=3)
 async def test_passes(group, expected):
     assert await group.all_reduce(expected) == group.size
+
+
+@pytest.mark.simulate(ranks=2, seeds=1)
+@mock.patch.object(os, "sep", "patched")
+async def test_keeps_its_decorators(group):
+    assert os.sep == "patched"
 
 
 @pytest.mark.simulate(ranks=3, faults="kill", seeds=4)
@@ -420,7 +497,7 @@ def test_the_plugin_of_pytest(beside: str, tmp_path: Path) -> None:
         return done.stdout + done.stderr
 
     found = run("test_it.py")
-    assert f"3 failed, {4 if alone else 5} passed, 1 skipped" in found
+    assert f"3 failed, {5 if alone else 6} passed, 1 skipped" in found
     assert "too many positional arguments" in found
     assert "faults are some of 'kill cut delay break restart', not 'kil'" in found
     assert "For example" not in found  # the docstring of `explore`, which a traceback would show
