@@ -64,7 +64,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         return None
     from aiodist.testing import FoundError, explore
 
-    test = inspect.unwrap(pyfuncitem.obj)  # other plugins may have made a plain function of it
+    # Other plugins may have made a plain function of it. Its own decorators stay.
+    test = inspect.unwrap(pyfuncitem.obj, stop=inspect.iscoroutinefunction)
     is_static = pyfuncitem.cls is None or isinstance(
         inspect.getattr_static(pyfuncitem.cls, pyfuncitem.originalname), staticmethod
     )
