@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -201,3 +203,16 @@ class Envelope(NamedTuple):
 def test_an_envelope_is_named_by_its_fields() -> None:
     digests = {digest_of(Envelope(*fields)) for fields in [(0, "t"), (1, "t"), (0, "u")]}
     assert len(digests) == 3
+
+
+class Config:
+    def __init__(self) -> None:
+        self.kind = "kind"  # one string with the name, until it was pickled
+
+
+@pytest.mark.parametrize("wrap", [lambda value: value, lambda value: Envelope(0, value)], ids="ab")
+def test_objects_that_were_pickled_have_the_same_digest(wrap: Callable[[Any], Any]) -> None:
+    config = Config()
+    copy = pickle.loads(pickle.dumps(config))
+    assert pickle.dumps(copy) != pickle.dumps(config)
+    assert digest_of(wrap(copy)) == digest_of(wrap(config))
