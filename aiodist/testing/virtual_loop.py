@@ -559,6 +559,16 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         except BaseException as error:
             done.set_exception(error)
 
+    def _not_simulated(self, *args: Any, **options: Any) -> Any:
+        raise NotImplementedError(
+            "a simulation has no signals, subprocesses and connections other than those of aiodist"
+        )
+
+    add_signal_handler: Any = _not_simulated
+    create_connection = create_server = create_datagram_endpoint = _not_simulated
+    create_unix_connection = create_unix_server = _not_simulated
+    subprocess_exec = subprocess_shell = _not_simulated
+
     def _make_self_pipe(self) -> None: ...
 
     def _close_self_pipe(self) -> None: ...

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import threading
 from contextvars import Context, ContextVar
 
@@ -66,6 +67,26 @@ def test_there_are_no_sockets_without_a_network(loop):
     async def main():
         with pytest.raises(OSError, match="no network"):
             loop.new_socket(2, 1)
+
+    loop.run_until_complete(main())
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: asyncio.create_subprocess_exec("false"),
+        lambda: asyncio.create_subprocess_shell("false"),
+        lambda: asyncio.open_connection("127.0.0.1", 9),
+        lambda: asyncio.start_server(lambda *_: None, "127.0.0.1", 0),
+    ],
+    ids=["subprocess", "shell", "connection", "server"],
+)
+def test_what_is_not_simulated_is_refused(loop, call):
+    async def main():
+        with pytest.raises(NotImplementedError, match="no signals, subprocesses and connections"):
+            await call()
+        with pytest.raises(NotImplementedError, match="no signals"):
+            loop.add_signal_handler(signal.SIGUSR1, print)
 
     loop.run_until_complete(main())
 
