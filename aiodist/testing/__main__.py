@@ -103,7 +103,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _seeds(text: str) -> Iterator[int] | range:
     first, colon, last = text.partition(":")
-    if not first.isdigit() or not (last.isdigit() or not last):
+    if not first.isdigit() or (last and not (last.isdigit() and int(first) < int(last))):
         raise argparse.ArgumentTypeError(f"seeds are A:B, A: or A, not {text!r}")
     if not colon:
         return range(int(first), int(first) + 1)

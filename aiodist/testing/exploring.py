@@ -29,7 +29,13 @@ from aiodist.group import Group
 from aiodist.phases.base import as_int
 from aiodist.testing.network import Conditions
 from aiodist.testing.plans import KINDS, NAMES, Planned, RunPlan, draw, parse, shrink
-from aiodist.testing.simulation import HangError, InvariantError, Simulation, check_thread
+from aiodist.testing.simulation import (
+    HangError,
+    InvariantError,
+    Simulation,
+    check_limit,
+    check_thread,
+)
 from aiodist.testing.story import (
     MOST_LINES,
     StoryEvent,
@@ -41,7 +47,6 @@ from aiodist.testing.story import (
     until,
 )
 from aiodist.testing.virtual_loop import DeadlockError, VirtualLoop, current_process
-from aiodist.timeouts import check_seconds
 
 Program = Callable[..., Awaitable[Any]]
 Check = Callable[[dict[int, Any]], object]
@@ -174,7 +179,7 @@ def check_arguments(
             raise ValueError(f"faults are some of {' '.join(NAMES)!r}, not {kind!r}")
     if as_int(ranks, "ranks is an int") < 1:
         raise ValueError(f"ranks is at least 1, not {ranks}")
-    for name in ("rank", "size", "seed", "address"):
+    for name in ("rank", "size", "seed", "address", "conditions", "durable"):
         if name in options:
             raise TypeError(
                 f"{name}= means nothing here, because each run has its own: the number of ranks is "
@@ -182,7 +187,7 @@ def check_arguments(
             )
     if check is not None and (not callable(check) or inspect.iscoroutinefunction(check)):
         raise TypeError(f"check is a plain function of the results by rank, not {check!r}")
-    check_seconds("limit", limit)
+    check_limit(limit)
     Simulation(ranks, **options).connecting(0)  # refuses options
     if not isinstance(seeds, Iterable):
         return kinds, range(as_int(seeds, "seeds is an int, or ints"))

@@ -73,7 +73,7 @@ class RunPlan:
 def parse(text: str) -> RunPlan:
     """Read what ``str(plan)`` has written. Raises ValueError if it is something else."""
     first, second, *others = [part.strip() for part in text.split(",")] + [""]
-    ranks, seed = re.fullmatch(r"ranks (\d+)", first), re.fullmatch(r"seed (\d+)", second)
+    ranks, seed = re.fullmatch(r"ranks ([1-9]\d*)", first), re.fullmatch(r"seed (\d+)", second)
     others = [part for part in others if part]
     even = others[:1] == ["even network"]
     found = [_FAULT.fullmatch(part) for part in others[even:]]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import inspect
+import math
 import tempfile
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import ExitStack
@@ -17,6 +18,7 @@ from typing import Any, TypeVar
 
 import aiodist.trace
 from aiodist.coordinator.actor import Coordinator
+from aiodist.phases.base import as_int
 from aiodist.session import connect
 from aiodist.testing.faults import FaultInjector
 from aiodist.testing.history import History
@@ -28,6 +30,7 @@ from aiodist.testing.virtual_loop import (
     current_process,
     shown_task,
 )
+from aiodist.timeouts import check_seconds
 
 T = TypeVar("T")
 Program = Callable[..., Awaitable[Any]]
@@ -85,6 +88,8 @@ class Simulation:
         durable: bool = False,
         **options: Any,
     ) -> None:
+        if as_int(size, "size is an int") < 1:
+            raise ValueError(f"size is at least 1, not {size}")
         self.size = size
         self.seed = seed
         self.loop = VirtualLoop(seed)
@@ -108,9 +113,8 @@ class Simulation:
         """Run ``await program(group, *args)`` on every rank. Returns the outcomes by rank.
 
         An outcome is the result, or the exception that ended it (`Killed` for a rank that was
-        killed). Raises HangError if that takes longer than `limit` seconds of virtual time,
-        DeadlockError if nothing goes on, and InvariantError if something happened that must not
-        happen: see `check`.
+        killed). Raises HangError if that takes longer than `limit` seconds of virtual time, and
+        InvariantError if something happened that must not happen: see `check`.
         """
 
         async def rank_main(rank: int) -> Any:
@@ -128,9 +132,10 @@ class Simulation:
         """
         try:
             check_thread("a Simulation")
+            check_limit(limit)
             if self.loop.is_closed():
                 raise RuntimeError("a Simulation runs once: make another")
-        except RuntimeError:
+        except (RuntimeError, TypeError, ValueError):
             for main in mains.values():
                 main.close()
             raise
@@ -301,6 +306,13 @@ class Simulation:
             self.loop.call_soon(work.cancel)
         else:
             self.network.later_by(seconds, node.stop() if action == "stop" else node.block())
+
+
+def check_limit(limit: float) -> None:
+    """Raise TypeError or ValueError if `limit` is no number of seconds that ends a run."""
+    check_seconds("limit", limit)
+    if limit == math.inf:
+        raise ValueError("limit is a finite number of seconds, because a run may hang")
 
 
 def check_thread(runner: str) -> None:

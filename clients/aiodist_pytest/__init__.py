@@ -74,9 +74,9 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     arguments = pyfuncitem.funcargs  # without parameters that have a default
     given = {name: arguments[name] for name in _parameters(test)[1:] if name in arguments}
     _check(marker)
-    plan = pyfuncitem.config.getoption("simulate")
+    plan = pyfuncitem.config.getoption("simulate") or marker.kwargs.get("replay")
     try:
-        explore(_program(test, given), replay=plan, **marker.kwargs)
+        explore(_program(test, given), **{**marker.kwargs, "replay": plan})
     except FoundError as error:
         if isinstance(error.__cause__, (pytest.skip.Exception, pytest.xfail.Exception)):
             raise error.__cause__ from None

@@ -360,7 +360,10 @@ def test_a_program_that_expects_all_faults_passes(faults: str) -> None:
         ({"limit": -1}, "limit is more than 0 seconds, not -1"),
         ({"limit": "x"}, "limit is a number of seconds, not 'x'"),
         ({"check": 3}, "check is a plain function of the results by rank, not 3"),
+        ({"limit": float("inf")}, "limit is a finite number of seconds"),
+        ({"conditions": None}, "conditions= means nothing here"),
         ({"replay": "seed 3"}, "a plan reads like"),
+        ({"replay": "ranks 0, seed 3"}, "a plan reads like"),
         ({"lease": -1.0}, "lease is more than 0"),
         ({"transports": ("pigeon",)}, "no transport 'pigeon'"),
         ({"rank": 2}, "the number of ranks is ranks="),
@@ -442,6 +445,11 @@ async def test_fails(group):
     await group.barrier()
 
 
+@pytest.mark.simulate(replay="ranks 1, seed 0")
+async def test_has_a_plan_of_its_own(group):
+    assert group.size == 1
+
+
 @pytest.mark.simulate(ranks=1, seeds=1)
 async def test_is_skipped(group):
     pytest.skip("not here")
@@ -497,7 +505,7 @@ def test_the_plugin_of_pytest(beside: str, tmp_path: Path) -> None:
         return done.stdout + done.stderr
 
     found = run("test_it.py")
-    assert f"3 failed, {5 if alone else 6} passed, 1 skipped" in found
+    assert f"3 failed, {6 if alone else 7} passed, 1 skipped" in found
     assert "too many positional arguments" in found
     assert "faults are some of 'kill cut delay break restart', not 'kil'" in found
     assert "For example" not in found  # the docstring of `explore`, which a traceback would show

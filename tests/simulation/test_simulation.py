@@ -147,6 +147,13 @@ def test_a_simulation_runs_once_and_in_no_other_loop():
         simulation.run(add)
 
 
+def test_sizes_and_limits_that_mean_nothing_are_refused():
+    with pytest.raises(ValueError, match="size is at least 1, not 0"):
+        Simulation(0)
+    with pytest.raises(ValueError, match="limit is a finite number of seconds"):
+        Simulation(2).run(add, limit=float("inf"))
+
+
 def test_a_stopped_rank_that_comes_back_in_time_loses_nothing():
     simulation = Simulation(2, lease=5.0)
     simulation.faults.fail_at(1, "all_reduce", "entered", "stop", seconds=3.0)
@@ -482,8 +489,9 @@ def test_the_command(capsys):
     assert "2 seeds in" in capsys.readouterr().out
     assert main(["simulate", "--seeds", "5:", "--seconds", "0"]) == 0
     assert "0 seeds in" in capsys.readouterr().out
-    with pytest.raises(SystemExit):
-        main(["simulate", "--seeds", "x"])
+    for wrong in ("x", "5:3"):
+        with pytest.raises(SystemExit):
+            main(["simulate", "--seeds", wrong])
 
 
 def test_a_failing_seed_is_printed_with_what_replays_it(capsys, monkeypatch):
