@@ -124,7 +124,7 @@ def explore(
             the address for channels, averagers and further groups.
         ranks: how many ranks there are.
         seeds: how many seeds, or which ones. Each decides delays, losses, the order of what is
-            ready, faults, and what the modules `random` and `numpy.random` give.
+            ready, faults, and what `random` and the global generator of `numpy.random` give.
         faults: what may happen to ranks, some of "kill cut delay break restart".
         check: what has to hold of the results of one run.
         limit: seconds of virtual time after which a run counts as hanging.

@@ -305,8 +305,8 @@ class VirtualSelector(selectors.BaseSelector):
 class Task(asyncio.Task[T]):
     """A task of a virtual loop. `process`: that it belongs to, or None.
 
-    Sets of tasks have the order in which the tasks were made, and not one of addresses, so that
-    `asyncio.wait` and a TaskGroup that cancels its tasks do the same in every run.
+    Sets of tasks have the same order in every run, because it does not depend on addresses. So
+    `asyncio.wait`, and a TaskGroup that cancels its tasks, do the same each time.
     """
 
     def __init__(self, *args: Any, number: int, process: Process | None, **options: Any) -> None:
