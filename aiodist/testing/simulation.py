@@ -287,7 +287,11 @@ class Simulation:
         gc.collect()  # a failed Work that was not awaited reports that when it goes
         problems = [*self.problems, *self.loop.errors]
         stopped = {node.name: node.stopped_seconds for node in self.network.nodes.values()}
-        problems += self.history.problems(is_alive=alive.__getitem__, stopped=stopped.__getitem__)
+        problems += self.history.problems(
+            is_alive=alive.__getitem__,
+            stopped=stopped.__getitem__,
+            injected=[fault.action for fault in self.faults.faults],
+        )
         problems += self.faults.problems()
         problems += self.extra_problems()
         if problems:

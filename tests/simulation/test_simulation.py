@@ -118,13 +118,14 @@ def test_a_cancel_at_a_point_of_an_operation():
     assert simulation.run(program) == ["CancelledError", "CollectiveAbortedError"]
 
 
-def test_an_exception_at_a_point_of_an_operation():
+@pytest.mark.parametrize("kind", [aiodist.AiodistError, ValueError])
+def test_an_exception_at_a_point_of_an_operation(kind):
     async def program(group: aiodist.Group) -> float:
         await group.barrier()
         return float(await group.all_reduce(group.rank + 1.0, tag="fails"))
 
     simulation = Simulation(2)
-    error = aiodist.AiodistError("out of order")
+    error = kind("out of order")
     simulation.faults.fail_at(1, "all_reduce", "phase", error)
     first, second = simulation.run(program)
     assert isinstance(first, aiodist.CollectiveAbortedError)
