@@ -559,14 +559,23 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         except BaseException as error:
             done.set_exception(error)
 
+    async def create_connection(self, *args: Any, sock: Any = None, **options: Any) -> Any:
+        if sock is None:  # asyncio would make a real one
+            self._not_simulated()
+        return await super().create_connection(*args, sock=sock, **options)
+
+    async def create_server(self, *args: Any, sock: Any = None, **options: Any) -> Any:
+        if sock is None:
+            self._not_simulated()
+        return await super().create_server(*args, sock=sock, **options)
+
     def _not_simulated(self, *args: Any, **options: Any) -> Any:
         raise NotImplementedError(
             "a simulation has no signals, subprocesses and connections other than those of aiodist"
         )
 
     add_signal_handler: Any = _not_simulated
-    create_connection = create_server = create_datagram_endpoint = _not_simulated
-    create_unix_connection = create_unix_server = _not_simulated
+    create_datagram_endpoint = create_unix_connection = create_unix_server = _not_simulated
     subprocess_exec = subprocess_shell = _not_simulated
 
     def _make_self_pipe(self) -> None: ...
