@@ -1,6 +1,6 @@
 """An event loop whose time is simulated, and the processes that run on it.
 
-Time stands still while anything is ready to run, for `MOST_TURNS` turns at most. If nothing is, it
+Time stands still while anything is ready to run, unless a program polls. If nothing is ready, it
 jumps to the next timer. Without a timer everything would wait for ever: `DeadlockError`.
 """
 
@@ -34,11 +34,14 @@ MOST_LAST_WORDS = 16
 SLOWEST_DISK = 0.01
 """The most seconds of a write to a disk, or of anything else that threads do."""
 
-MOST_TURNS = 2000
-"""Turns in which something is ready, one after the other, before they take time."""
+MOST_POLLS = 2000
+"""Turns without a ready file and a due timer that take no time, though nothing waits."""
 
-BUSY_TURN = 0.01
-"""Seconds that each further one takes."""
+POLL = 1e-8
+"""Seconds that each further one takes, times their number: a poll that is in vain soon ends."""
+
+POLLS_BETWEEN = 20
+"""How many such turns an ordinary program makes for each of another kind, at most."""
 
 
 class DeadlockError(RuntimeError):
@@ -213,7 +216,8 @@ class VirtualSelector(selectors.BaseSelector):
     def __init__(self, chooser: Random) -> None:
         self.now = 0.0  # seconds since the loop was made
         self.turns = 0  # how often it has looked for what is ready
-        self._busy = 0  # how often, one after the other, something was ready
+        self._polls = 0  # turns in which only callbacks were ready
+        self.is_due: Callable[[], bool] = lambda: False  # whether a timer of the loop is due
         self.alarms: dict[int, Callable[[], None]] = {}  # what to call in which turn
         self.on_turn: Callable[[], None] = lambda: None  # called in every turn
         # Makes the error if all tasks wait for ever.
@@ -269,7 +273,8 @@ class VirtualSelector(selectors.BaseSelector):
     #     nothing, and no timer       nothing will ever happen any more: `DeadlockError`
     #
     # A program that polls, as by `while not work.done(): await asyncio.sleep(0)`, is always ready.
-    # So after `MOST_TURNS` turns time goes on, because nothing else would ever happen.
+    # So after `MOST_POLLS` turns that may be such polls, they take time, because nothing else would
+    # ever happen.
     #
     # A real selector reports readiness in the system's order, which programs must not rely on. Here
     # the seed shuffles it. Asking some hundred sockets in each turn would be most of a simulation's
@@ -294,11 +299,13 @@ class VirtualSelector(selectors.BaseSelector):
             raise self.idle_error()
         elif timeout > 0:
             self.now += timeout
-            self._busy = 0
+            self._polls = 0
+        elif not self.is_due():
+            self._polls += 1
+            if self._polls > MOST_POLLS:
+                self.now += POLL * self._polls
             return ready
-        self._busy += 1
-        if self._busy > MOST_TURNS:
-            self.now += BUSY_TURN
+        self._polls = max(0, self._polls - POLLS_BETWEEN)
         return ready
 
 
@@ -364,11 +371,13 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     is_virtual = True
 
-    _transports: MutableMapping[int, Any]  # of asyncio's own, which leaves it out of its type hints
+    _scheduled: list[asyncio.TimerHandle]  # of asyncio's own, which leaves it out of its type hints
+    _transports: MutableMapping[int, Any]  # as well
 
     def __init__(self, seed: int | str = 0) -> None:
         self._virtual = VirtualSelector(Random(f"loop {seed}"))
         self._virtual.idle_error = self._stuck
+        self._virtual.is_due = self._is_due
         self.errors: list[str] = []
         self.processes: list[Process] = []
         self.interrupted: BaseException | None = None
@@ -411,6 +420,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         if self.make_socket is None:
             raise OSError("this virtual loop has no network: make a Network on it")
         return self.make_socket(family, kind, proto)
+
+    def _is_due(self) -> bool:
+        return bool(self._scheduled) and self._scheduled[0].when() <= self.time()
 
     def _stuck(self) -> BaseException:
         waiting = self.waiting()

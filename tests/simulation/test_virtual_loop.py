@@ -37,6 +37,18 @@ def test_time_stands_still_while_something_is_ready(loop):
     assert loop.run_until_complete(main()) == 0
 
 
+def test_time_stands_still_however_much_is_due(loop):
+    async def main():
+        for _ in range(3000):
+            due = loop.create_future()
+            loop.call_at(loop.time(), due.set_result, None)
+            await due
+            await asyncio.sleep(0)
+        return loop.time()
+
+    assert loop.run_until_complete(main()) == 0
+
+
 def test_waiting_for_nothing_is_an_error_that_names_who_waits(loop):
     async def main():
         await loop.create_future()
