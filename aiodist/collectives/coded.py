@@ -38,6 +38,7 @@ from aiodist.collectives.exchange import exchange
 from aiodist.collectives.operators import operator
 from aiodist.collectives.reductions import all_reduce as uncoded
 from aiodist.devices.values import device_among
+from aiodist.engine.failures import OperatorError
 from aiodist.engine.operation import Pause, Program
 from aiodist.engine.phase import Phase, Spans, prepared
 from aiodist.errors import ProtocolError, in_words
@@ -149,6 +150,8 @@ class _Jobs(Pause):
                 job()
             except Exception as error:
                 self._error = error
+            except BaseException as error:  # of the codec: it must not end the loop either
+                self._error = OperatorError(error, "codec")
 
     def check(self) -> None:
         """Raise what a job has raised."""

@@ -36,15 +36,16 @@ _DIFFERENT = "ranks called different things:"
 
 
 class OperatorError(Exception):
-    """A user's operator has raised `error`.
+    """Code of the user has raised `error`: `what`, an operator or a codec.
 
     It is wrapped, because some exceptions mean something else if aiodist raises them, and others
     would end the event loop instead of the operation.
     """
 
-    def __init__(self, error: BaseException) -> None:
+    def __init__(self, error: BaseException, what: str = "operator") -> None:
         super().__init__(error)
         self.error = error
+        self.what = what
 
 
 def raised_by(error: BaseException) -> BaseException:
@@ -157,7 +158,7 @@ def verdict_of(error: BaseException, party: Party) -> Verdict:
         return cancelled(rank)
     if isinstance(error, OperatorError):
         text = in_words(error.error, located=False)
-        return Verdict("error", f"the operator raised {text}", rank)
+        return Verdict("error", f"the {error.what} raised {text}", rank)
     return Verdict("error", in_words(error, located=False), rank)
 
 
