@@ -72,7 +72,11 @@ def folds(array: NDArray[Any]) -> bool:
         reach += step * (n - 1)
     else:
         return False  # each dimension steps over all that the ones before it span
-    # Rare: slicing never makes such an array. All addresses are compared.
+    # Rare: slicing never makes such an array. Most are seen by their strides and bounds. Only the
+    # others get a table of all addresses, because the table of an expanded array may be huge.
+    first, last = bounds(array)
+    if array.size and (steps[0][0] == 0 or array.size * array.itemsize > last - first):
+        return True
     places = np.zeros(array.shape, np.intp)  # none of an array without elements
     for axis, (stride, n) in enumerate(zip(array.strides, array.shape, strict=True)):
         places += (np.arange(n) * stride).reshape(-1, *[1] * (array.ndim - axis - 1))

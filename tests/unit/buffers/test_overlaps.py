@@ -95,6 +95,17 @@ def test_most_arrays_do_not_fold() -> None:
     assert folds(np.lib.stride_tricks.as_strided(x, (2, 4), (48, 16)))
 
 
+@pytest.mark.parametrize(
+    ("shape", "strides"), [((9, 9), (0, 0)), ((2, 4), (0, 4)), ((8, 4), (2, 1))]
+)
+def test_expanded_arrays_and_windows_need_no_table_of_addresses(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int], strides: tuple[int, int]
+) -> None:
+    x = np.ndarray(shape, np.uint8, WHOLE.data, 0, strides)
+    monkeypatch.setattr(overlaps, "np", None)  # it would make the table
+    assert folds(x)
+
+
 @given(st.lists(views(), max_size=4), st.lists(views(), max_size=3))
 def test_meetings_are_as_sets_of_addresses_say(
     written: list[NDArray[Any]], read: list[NDArray[Any]]
