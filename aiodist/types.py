@@ -120,7 +120,9 @@ class ReduceOp:
         """
         if isinstance(factor, bool) or not isinstance(factor, (int, float)):
             raise TypeError(f"premul_sum takes an int or float factor, not {factor!r}")
-        return ReduceOp("PREMUL_SUM", factor=factor)
+        # Ranks compare operators as text, and np.float64 is a float that is written in another way.
+        plain = float if isinstance(factor, float) else int
+        return ReduceOp("PREMUL_SUM", factor=plain(factor))
 
     @staticmethod
     def custom(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import http
 import pickle
 from typing import Any
 
+import numpy as np
 import pytest
 
 from aiodist.types import ANY_SOURCE, ANY_TAG, ReduceOp
@@ -28,6 +30,11 @@ def test_premul_sum(factor: float) -> None:
     assert (op.name, op.factor) == ("PREMUL_SUM", factor)
     assert (str(op), repr(op)) == (f"PREMUL_SUM({factor!r})", f"ReduceOp.premul_sum({factor!r})")
     assert op != ReduceOp.premul_sum(7)
+
+
+@pytest.mark.parametrize(("factor", "plain"), [(np.float64(0.5), 0.5), (http.HTTPStatus.OK, 200)])
+def test_a_factor_of_a_derived_class_is_told_as_a_plain_number(factor: float, plain: float) -> None:
+    assert str(ReduceOp.premul_sum(factor)) == str(ReduceOp.premul_sum(plain))
 
 
 @pytest.mark.parametrize("factor", [True, "2", None, 1j])
