@@ -63,8 +63,8 @@ def reshard(place: Place, x: Any, out: Any) -> Call:
         everybody = yield from telling.start(on_lane)
         holds, wants = _read(everybody, 0), _read(everybody, 1)
         transfers = _planned(place, holds, wants)
-        xs = _views(place, held, transfers, sends=True)
-        outs = _views(place, wanted, transfers, sends=False)
+        xs = _views(place, held, sources, transfers, sends=True)
+        outs = _views(place, wanted, targets, transfers, sends=False)
         yield from all_to_all(place, xs, outs, apart=True).start(on_lane)
         return out
 
@@ -202,6 +202,7 @@ def _hosts(teams: Teams, size: int) -> list[int]:
 def _views(
     place: Place,
     parts: Mapping[str, Shard],
+    found: Mapping[str, UserArray],
     transfers: Mapping[str, list[BoxTransfer]],
     sends: bool,
 ) -> list[list[Any]]:
@@ -214,17 +215,20 @@ def _views(
         for one in planned:
             here, other = (one.src, one.dst) if sends else (one.dst, one.src)
             if here == place.rank:
-                views[other].append(_view(parts[where], one.box))
+                views[other].append(_view(found[where], parts[where].box, one.box))
     return views
 
 
-def _view(part: Shard, box: Box) -> Any:
-    """Return the view of the part's array that is `box` of the whole array."""
-    if box == part.box:
-        return part.array
-    return part.array[
+def _view(array: UserArray, own: Box, box: Box) -> Any:
+    """Return the view of `array`, which is `own` of the whole array, that is `box` of it."""
+    # Tensors stay tensors, because numpy lacks some of their dtypes. All else is seen as a numpy
+    # array: memoryviews have no slices of several dimensions, and numpy's scalars are no arrays.
+    memory = array.value if array.kind == "torch" else array.base
+    if box == own:
+        return memory
+    return memory[
         tuple(
             slice(start - origin, stop - origin)
-            for (start, stop), (origin, _) in zip(box, part.box, strict=True)
+            for (start, stop), (origin, _) in zip(box, own, strict=True)
         )
     ]

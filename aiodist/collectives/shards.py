@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aiodist.buffers.paths import Path, Where
+from aiodist.buffers.tokens import MAX_DEPTH, TOO_DEEP
 from aiodist.schedules.resharding import Box, text
 
 
@@ -80,19 +81,22 @@ def parts_of(tree: Any, name: str) -> dict[str, Shard]:
     An array is a whole. A DTensor is the part that its placements give this rank.
 
     Raises TypeError for other leaves, with their path. `name` stands for the tree in this text.
+    Raises ValueError if the tree is too deep, because one that contains itself would never end.
     """
     # Paths have no name of the tree in them, so that a part has the same path in the tree that is
     # held and in the tree that is wanted.
     return {str(where): part(leaf, f"{name}{where}") for where, leaf in _leaves(tree, "")}
 
 
-def _leaves(tree: Any, where: Where) -> Iterator[tuple[Where, Any]]:
+def _leaves(tree: Any, where: Where, depth: int = 0) -> Iterator[tuple[Where, Any]]:
+    if depth > MAX_DEPTH:
+        raise ValueError(TOO_DEEP)
     if isinstance(tree, dict):
         for key, item in tree.items():
-            yield from _leaves(item, Path(where, key))
+            yield from _leaves(item, Path(where, key), depth + 1)
     elif isinstance(tree, (list, tuple)):
         for index, item in enumerate(tree):
-            yield from _leaves(item, Path(where, index))
+            yield from _leaves(item, Path(where, index), depth + 1)
     elif tree is not None:
         yield where, tree
 

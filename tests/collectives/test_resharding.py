@@ -118,6 +118,20 @@ async def test_one_array_may_be_wanted_twice(groups, everyone):
     np.testing.assert_array_equal(outs, [X, X])
 
 
+async def test_memoryviews_and_scalars_are_moved(groups, everyone):
+    held = {"view": memoryview(np.arange(4.0)), "scalar": np.float64(6.0)}
+
+    def start(group: Any) -> Any:
+        half = slice(2 * group.rank, 2 * group.rank + 2)
+        wanted = {"view": Shard(memoryview(np.empty(2)), half, 4), "scalar": np.empty(())}
+        return group.reshard(held if group.rank == 0 else None, wanted)
+
+    async with groups(2) as ranks:
+        results = await everyone(ranks, start)
+    for result, expected in zip(results, ([0, 1], [2, 3]), strict=True):
+        assert (result["view"].array.tolist(), result["scalar"]) == (expected, 6)
+
+
 async def errors_of(everyone: Any, ranks: Any, start: Any, kind: type[Exception]) -> list[Any]:
     async def failing(group: Any) -> Exception:
         with pytest.raises(kind) as caught:
@@ -169,6 +183,8 @@ async def test_arguments_that_make_no_sense_on_one_rank(groups, everyone):
     frozen.flags.writeable = False
     memory = np.zeros(11)
     shifted = memory[:10], memory[1:]
+    loop: list[Any] = []
+    loop.append(loop)
     bad = [
         (TypeError, lambda g: g.reshard({"w": "text"}, None), r"x\['w'\]: an array"),
         (ValueError, lambda g: g.reshard(x, column), "out shares memory with x"),
@@ -180,6 +196,7 @@ async def test_arguments_that_make_no_sense_on_one_rank(groups, everyone):
             r"out\['a'\]\[0\] shares memory with out\['b'\]",
         ),
         (ValueError, lambda g: g.reshard(None, frozen), "out: .* is read-only"),
+        (ValueError, lambda g: g.reshard(loop, None), "over 100 levels deep: does it contain"),
     ]
     async with groups(2) as (one, other):
         for kind, start, words in bad:
