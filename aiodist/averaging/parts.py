@@ -249,7 +249,7 @@ class MemberPart:
         self.reached = settled.before
         self.taken()
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: BaseException) -> None:
         """The call fails."""
         call, self.call = self.call, None
         if call is not None:
@@ -294,7 +294,7 @@ class MemberPart:
         running.decision = decision
         try:
             running.transfer.begin(decision.attempt - decision.begun, decision.remaining)
-        except Exception as error:
+        except BaseException as error:  # a codec may raise anything
             self._on_failed(error)
 
     def _started(self, decision: wire.AverageDecision, call: AverageCall) -> RunningRound:
@@ -320,7 +320,7 @@ class MemberPart:
         )
         return RunningRound(decision, group, transfer)
 
-    def _on_failed(self, error: Exception) -> None:
+    def _on_failed(self, error: BaseException) -> None:
         """The codec has raised an error. The call fails, and the others go on without it."""
         running = self.running
         assert running is not None

@@ -115,7 +115,7 @@ class Transfer:
         residuals: PartResiduals | None,
         sums: bool,
         report: Callable[[tuple[int, ...], tuple[int, ...]], None],
-        failed: Callable[[Exception], None],
+        failed: Callable[[BaseException], None],
     ) -> None:
         self._group = group
         self._me = group.rank
@@ -282,7 +282,7 @@ class Transfer:
         elif came is not None and not self._closed and self._group._context.ended is None:
             try:
                 came(work.result())
-            except Exception as broken:
+            except BaseException as broken:  # a codec may raise anything
                 self._failed(broken)
 
     # What has come.

@@ -134,25 +134,33 @@ class Unwritable:
 class Failing(Unwritable):
     """A codec of which one call of `decode` raises an error."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, error: type[BaseException] = OSError) -> None:
         self.left = number
+        self.error = error
 
     def decode(self, data: Any, out: Any) -> None:
         self.left -= 1
         if self.left == 0:
-            raise OSError("the codec broke")
+            raise self.error("the codec broke")
         super().decode(data, out)
 
 
+class PanicError(BaseException):
+    """What a codec in another language may raise."""
+
+
+@pytest.mark.parametrize("error", [OSError, PanicError])
 @pytest.mark.parametrize("number", [1, 2])
-def test_an_error_of_a_codec_fails_its_call_and_no_other(run: Any, number: int) -> None:
+def test_an_error_of_a_codec_fails_its_call_and_no_other(
+    run: Any, number: int, error: type[BaseException]
+) -> None:
     """The first one is raised as a round begins, the second one when data has come."""
 
     async def main() -> None:
-        codecs = {0: {"codec": Failing(number)}, 1: {"codec": Failing(0)}}
+        codecs = {0: {"codec": Failing(number, error)}, 1: {"codec": Failing(0)}}
         async with members(2, each=codecs) as (first, second):
             fails, waits = (one.average(np.ones(9, np.float32)) for one in (first, second))
-            with pytest.raises(OSError, match="the codec broke"):
+            with pytest.raises(error, match="the codec broke"):
                 await fails
             again = first.average(np.ones(9, np.float32))
             for one in await asyncio.gather(again, waits):
