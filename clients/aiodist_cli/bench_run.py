@@ -152,13 +152,16 @@ def publish(report: Report, found: Any, as_json: Path | None, plot: Path | None)
     text = json.dumps(found, indent=2)
     if as_json == STDOUT:
         typer.echo(text)
-    try:
-        if as_json not in (None, STDOUT):
-            as_json.write_text(f"{text}\n")
-        if plot is not None and any(result.summary for result in report.results):
-            bench_plot.write(report.results, plot)
-    except OSError as error:
-        failures.append(str(error))
+    writes: list[Callable[[], object]] = []
+    if as_json not in (None, STDOUT):
+        writes.append(lambda: as_json.write_text(f"{text}\n"))
+    if plot is not None and any(result.summary for result in report.results):
+        writes.append(lambda: bench_plot.write(report.results, plot))
+    for write in writes:
+        try:
+            write()
+        except OSError as error:
+            failures.append(str(error))
     for note in report.notes:
         typer.echo(f"not measured: {note}", err=True)
     for failure in failures:

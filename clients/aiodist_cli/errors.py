@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import os
 import signal
 import tempfile
@@ -49,17 +48,20 @@ def usable_address(given: str, option: str) -> str:
 def unwritable(output: Path) -> str | None:
     """Why a file cannot be written, for a check before the work; None: it can."""
     folder = output.absolute().parent
-    if not folder.is_dir():
-        return f"there is no folder {folder}"
     try:
+        if not folder.is_dir():
+            return f"there is no folder {folder}"
+        if output.is_fifo():
+            return None  # to open and close it would end its reader
         if output.exists():
             os.close(os.open(output, os.O_WRONLY | os.O_NONBLOCK))
         else:
             with tempfile.TemporaryFile(dir=output.resolve().parent):
                 pass
     except OSError as error:
-        if error.errno != errno.ENXIO:  # the file is a pipe, and its reader may come later
-            return f"{output.absolute()} cannot be written: {error.strerror}"
+        return f"{output.absolute()} cannot be written: {error.strerror}"
+    except ValueError as error:  # of a name that no file can have
+        return f"{output.absolute()} cannot be written: {error}"
     return None
 
 

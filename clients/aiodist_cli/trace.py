@@ -52,7 +52,7 @@ def trace(
 
 def _files(where: Iterable[Path]) -> list[Path]:
     """The files that are named, and those of ranks in the directories: joined traces may be there,
-    too. A file that several paths lead to is one."""
+    too. A file that is reached by several paths counts once."""
     found = {
         os.path.realpath(file): file
         for path in where

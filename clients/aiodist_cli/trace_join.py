@@ -35,6 +35,8 @@ FORMAT = 3
 
 _KINDS = ("collectives", "messages", "windows", "membership")
 """The kinds of tracks, in the order in which viewers show them."""
+_LANES = 1 << 20
+"""The numbers of threads of one kind. Perfetto sorts threads by number."""
 _WINDOW = 5.0
 """Seconds. The best comparison of clocks in each such window is used."""
 _DRIFT = 60.0
@@ -321,7 +323,8 @@ def _lay_out(operations: Iterable[Operation]) -> None:
 def _thread(track: Track) -> int:
     """The number of a track, which is a thread for viewers."""
     kind, lane = track
-    return 1 + kind + lane * len(_KINDS)
+    # No thread has the number of its process, because it would count as the main thread.
+    return (1 + kind) * _LANES + lane
 
 
 def _names(
@@ -333,11 +336,11 @@ def _names(
     yield name("process_name", 0, name=f"rank {part['rank']} of {part['group']}")
     yield name("process_labels", 0, labels=f"{part['host']} pid {part['pid']} {part['name']}")
     yield name("process_sort_index", 0, sort_index=process)
-    for order, (kind, lane) in enumerate((*sorted(tracks), _MEMBERSHIP)):
+    for kind, lane in (*sorted(tracks), _MEMBERSHIP):
         thread = _thread((kind, lane))
         text = _KINDS[kind] if lane == 0 else f"{_KINDS[kind]} ({lane + 1})"
         yield name("thread_name", thread, name=text)
-        yield name("thread_sort_index", thread, sort_index=order)
+        yield name("thread_sort_index", thread, sort_index=thread)
 
 
 def _instant(process: int, when: int, text: str) -> dict[str, Any]:

@@ -30,7 +30,7 @@ class Point(NamedTuple):
     """A channel at one time.
 
     `behind`: how many seconds its last subscriber was behind. `received`: bytes a second that all
-    subscribers received. None: not known.
+    subscribers received. A subscriber counts from its second look on. None: not known.
     """
 
     when: float

@@ -68,6 +68,7 @@ class Feed:
         self._at = self._loop.time()  # the time of the last answer
         self._event: bytes | None = None  # its picture for readers; None: not made yet
         self._noted = asyncio.Event()  # there is something that readers should soon see
+        self._is_old = False  # something was noted since the last answer
         self._readers: dict[Reader, None] = {}  # the oldest first
 
     async def run(self) -> None:
@@ -76,6 +77,7 @@ class Feed:
         try:
             while True:
                 self._noted.clear()
+                self._is_old = False
                 await self._ask()
                 with suppress(TimeoutError):
                     async with asyncio.timeout(self._pause(PERIOD)):
@@ -110,6 +112,7 @@ class Feed:
 
     def _note(self, note: Note) -> None:
         is_kept = self._history.note(note.event, note.fields, self._loop.time())
+        self._is_old |= is_kept
         if is_kept and self._readers:
             self._noted.set()
 
@@ -142,6 +145,8 @@ class Feed:
             oldest.end()
         reader = Reader()
         self._readers[reader] = None
+        if self._is_old:
+            self._noted.set()
         return reader
 
     def _newest(self) -> bytes:

@@ -23,6 +23,9 @@ REQUEST_SECONDS = 10.0
 """Seconds for a connection to bring a whole request, to read on in a long answer, and after the
 answer to bring the next request."""
 
+SEND_BYTES = 1 << 17
+"""Bytes of an answer that are with the system."""
+
 MOST = 256
 FILES_SHARE = 16
 """The part of the process's files that may be such connections, at most MOST. One host has at most
@@ -136,6 +139,10 @@ class Visit(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
+        # A socket takes more once a third of its buffer is free. With a large buffer, that takes
+        # long if the other end reads slowly, and looks as if it did not read.
+        if (sock := transport.get_extra_info("socket")) is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
         self.handler.connection_made(transport)
         self.may_ask()
         if self._dropped:

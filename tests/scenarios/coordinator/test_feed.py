@@ -269,15 +269,25 @@ async def test_news_do_not_make_it_ask_more_members_a_second(
 
     telling._surveys.found = found
     running = asyncio.create_task(telling.run())
-    for name, is_open in (("g", False), (averaging.own_group("a", "0" * 24), True), ("g", True)):
-        if is_open:
-            telling._enter()
-        for _ in range(5):
-            await asyncio.sleep(0.4)
+
+    async def note(times: int, name: str) -> None:
+        for _ in range(times):
+            await asyncio.sleep(0.39)
             telling._note(feed.Note("lost", {"group": name, "rank": 0}))
+
+    of_averager = averaging.own_group("a", "0" * 24)
+    await note(5, "g")
+    await note(5, of_averager)
+    telling._enter()
+    await note(5, of_averager)
+    await note(5, "g")
+    telling._readers.clear()
+    await note(2, "g")
+    telling._enter()  # sees soon what was noted before
+    await asyncio.sleep(1.1)
     running.cancel()
     await asyncio.wait({running})
-    assert asked == pytest.approx([0.0, 2.0, 4.0, 5.4])
+    assert asked == pytest.approx([0.0, 2.0, 4.0, 6.0, 7.24, 8.41, 9.58])
 
 
 async def test_a_picture_is_made_once_for_all_who_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner, Result
 
+from aiodist_cli import bench_run, errors
 from aiodist_cli.bench_cases import Effort
 from aiodist_cli.bench_report import Report
 from aiodist_cli.bench_run import publish
@@ -64,6 +67,35 @@ def test_a_file_that_cannot_be_written_is_a_failure(
 ) -> None:
     assert publish(Report(Effort()), {}, tmp_path, None)
     assert f"Is a directory: '{tmp_path}'" in capsys.readouterr().err
+
+
+def test_each_file_is_written_though_another_cannot_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = []
+    monkeypatch.setattr(bench_run.bench_plot, "write", lambda _, plot: written.append(plot))
+    report = Report(Effort(), results=[SimpleNamespace(summary={"aiodist": 1}, error=None)])
+    assert publish(report, {}, tmp_path, tmp_path / "plot.svg")
+    assert written == [tmp_path / "plot.svg"]
+
+
+def test_a_pipe_is_not_opened_before_there_is_something_to_write(tmp_path: Path) -> None:
+    """Its reader would see that as the end."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        assert errors.unwritable(pipe) is None
+        poll = select.poll()
+        poll.register(reading, select.POLLHUP)
+        assert poll.poll(0) == []  # nobody has written to it
+    finally:
+        os.close(reading)
+
+
+def test_names_that_no_file_can_have() -> None:
+    for name in ("x" * 300 + "/y.json", "a\0b.json"):
+        assert "cannot be written" in str(errors.unwritable(Path(name)))
 
 
 def test_help_has_an_example(invoke: Invoke) -> None:

@@ -133,7 +133,8 @@ async def test_a_long_answer_may_be_read_slowly() -> None:
         _, handler = await place.called()
         handler.transport.write(bytes(1 << 24))
         await handler.gone.wait()
-        assert loop.time() - began == pytest.approx(module.REQUEST_SECONDS)
+        # The system may have taken some more before the first look.
+        assert loop.time() - began < 2.1 * module.REQUEST_SECONDS
 
 
 async def test_the_oldest_goes_for_a_new_one(
