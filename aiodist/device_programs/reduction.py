@@ -83,8 +83,16 @@ class Reduction:
     """One reduction of `x` on `device`, called `name`."""
 
     def __init__(
-        self, place: Place, device: Device, name: str, x: Any, op: ReduceOp, result: Any
+        self,
+        place: Place,
+        device: Device,
+        name: str,
+        x: Any,
+        op: ReduceOp,
+        result: Any,
+        what: str = "arrays",
     ) -> None:
+        """`what`: what `x` has, if it is a list."""
         items, outs = arrays_of(x, "x"), [] if result is None else arrays_of(result, "out")
         described = [device.describe(item) for item in items]
         if op.function is None:
@@ -115,7 +123,7 @@ class Reduction:
         lengths = [math.prod(shape) for _, shape in described]
         texts = [shown(*each) for each in described]
         self.signature = (  # what all ranks must agree on
-            signature_of_list(texts, sum(lengths)) if is_list(x) else texts[0]
+            signature_of_list(texts, sum(lengths), what) if is_list(x) else texts[0]
         )
         sizes = [carrier(dtype).itemsize for dtype, _ in described]
         # Bytes of the arrays of this rank.

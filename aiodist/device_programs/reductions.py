@@ -94,7 +94,7 @@ def reduce_scatter(place: Place, xs: Any, op: Op, out: Any) -> Call:
             "reduce_scatter of arrays on a device takes one array of one dtype a slot, or one "
             "array to split"
         )
-    call = Reduction(place, device, "reduce_scatter", slots, op, None)
+    call = Reduction(place, device, "reduce_scatter", slots, op, None, "slots")
     own = device.describe(slots[place.rank])
     call.result = device.empty(call.work.stream, *own) if out is None else out
     if device_of(call.result) is None:

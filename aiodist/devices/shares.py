@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import os
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -39,7 +40,8 @@ class Shares:
     """The loans by and to one rank.
 
     `tell` sends a message: (peer, word, number). `when_done` calls its second argument when the
-    device has reached the events of its first argument.
+    device has reached the events of its first argument. `failed` gets what `when_done` would have
+    called if the device fails, and the error.
     """
 
     def __init__(
@@ -47,10 +49,13 @@ class Shares:
         loop: asyncio.AbstractEventLoop,
         tell: Callable[[int, int, int], None],
         when_done: Callable[[Sequence[Event], Callable[[], None]], None],
+        failed: Callable[[Callable[[], None], Exception], None],
     ) -> None:
         self._loop = loop
         self._tell = tell
         self._when_done = when_done
+        self._failed = failed
+        self._pid = os.getpid()
         # The life of a loan, between its owner and one borrower::
         #
         #     lend ──── the operation tells its number ────> borrow
@@ -89,16 +94,20 @@ class Shares:
 
     def _dropped(self, peer: int, number: int, arrays: Sequence[Any]) -> None:
         """The last view is gone; called in the thread that dropped it."""
-        if self._loop.is_closed():
+        if self._loop.is_closed() or os.getpid() != self._pid:  # in a forked child
             return
+        give_back = partial(self._give_back, peer, number, arrays)
         # Work that this thread has queued may still use the memory.
         events = []
-        for device in {id(device): device for device in map(device_of, arrays)}.values():
-            assert device is not None
-            events.append(device.event())
-            device.current().record(events[-1])
-        give_back = partial(self._give_back, peer, number, arrays)
-        self._loop.call_soon_threadsafe(self._when_done, events, give_back)
+        try:
+            for device in {id(device): device for device in map(device_of, arrays)}.values():
+                assert device is not None
+                events.append(device.event())
+                device.current().record(events[-1])
+        except Exception as error:
+            self._loop.call_soon_threadsafe(self._failed, give_back, error)
+        else:
+            self._loop.call_soon_threadsafe(self._when_done, events, give_back)
 
     def _give_back(self, peer: int, number: int, arrays: Sequence[Any]) -> None:
         """Return a loan. Until then, `arrays` have kept its memory open."""

@@ -116,7 +116,9 @@ class Sources:
         if self.device_work is None or self.device_memory.problem or len(self.flats) > MOST_SHOWN:
             return b""  # nothing, or through the host
         try:
-            return self.device_memory.handles.describe(self.device_work, self.flats, peer)
+            words = self.device_memory.handles.describe(self.device_work, self.flats, peer)
+            self.device_memory.shows()
+            return words
         except OSError as error:
             # Later operations try again, because other memory may have a handle.
             self.hidden = f"rank {self.device_memory.rank}: {error}"

@@ -76,8 +76,11 @@ class Delivery:
         False: the receive failed, and the message is free or gone.
         """
         channel = self._channel
-        if message.is_lost:
+        if message.lost is not None:
             self._consumed(message)
+            if not isinstance(message.lost, MemoryError):
+                self._unreadable(message, receiving, message.lost)
+                return False
             text = (
                 f"a message of {message.nbytes} bytes of rank {message.source} is lost: its receive"
                 " was cancelled, and there was no memory for data that was on its way to out="
@@ -255,8 +258,8 @@ class Delivery:
         memory. If there is none, or the device fails, the message is lost."""
         try:
             message.body = self._moved(message, target)
-        except Exception:
-            message.body, message.is_lost = None, True
+        except Exception as error:
+            message.body, message.lost = None, error
 
     def _moved(self, message: ComingMessage, target: Incoming) -> Incoming:
         """Return private memory with the data of `message`. Raises MemoryError."""

@@ -135,7 +135,7 @@ class ComingMessage:
     memory, is here."""
     complete: bool = False
     gone: bool = False  # delivered, withdrawn or refused
-    is_lost: bool = False  # there was no memory for its data: the next receive fails
+    lost: Exception | None = None  # why its data are lost: the next receive fails
 
     def landed(self) -> None:
         self.came(self)

@@ -179,7 +179,7 @@ class MessageReceiver:
         message = receiving.message
         if message is not None:
             self._delivery.release(message)
-            if message.is_lost and not message.complete:
+            if message.lost is not None and not message.complete:
                 assert message.sid is not None and message.pieces is not None
                 message.pieces.memory = None  # data under way is written nowhere
                 self._origins[message.source].skipped.add(message.sid)

@@ -193,13 +193,17 @@ class Wires:
         """
         cut, others = object(), list(others)
         self._cuts[cut] = {frozenset((a.host, b.host)) for a in some for b in others if a is not b}
-        self.later_by(IDLE_GIVES_UP, self._give_up_idle, lambda: self._cuts.get(cut, set()))
+
+        def are_apart(a: Node, b: Node) -> bool:
+            return frozenset((a.host, b.host)) in self._cuts.get(cut, ())
+
+        self.later_by(IDLE_GIVES_UP, self._give_up_idle, are_apart)
         return partial(self._end_cuts, [cut])
 
     def expect_silence(self, node: Node) -> None:
         """End idle connections of a host that is cut off for good after a while."""
-        pairs = {frozenset((node.host, other.host)) for other in self.nodes.values()}
-        self.later_by(IDLE_GIVES_UP, self._give_up_idle, lambda: pairs)
+        # Not of its host, where another process may have begun meanwhile.
+        self.later_by(IDLE_GIVES_UP, self._give_up_idle, lambda *two: node in two)
 
     def heal(self) -> None:
         """End all partitions. What was held back goes on."""
@@ -251,14 +255,11 @@ class Wires:
             or any(frozenset((a.host, b.host)) in pairs for pairs in self._cuts.values())
         )
 
-    def _give_up_idle(self, cut: Callable[[], set[frozenset[str]]]) -> None:
-        pairs = cut()
+    def _give_up_idle(self, are_apart: Callable[[Node, Node], bool]) -> None:
         for node in self.nodes.values():
             for sock in list(node.sockets):
                 way = sock.outgoing
-                if way is None or way.queue:
-                    continue
-                if frozenset((node.host, way.target.node.host)) in pairs:
+                if way is not None and not way.queue and are_apart(node, way.target.node):
                     sock.fail(errno.ETIMEDOUT)
 
     # ---- what happens to packets on their way ----

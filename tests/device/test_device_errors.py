@@ -37,6 +37,33 @@ async def check_next(groups: list[Group], ranks: list[StandinDevice]) -> None:
     np.testing.assert_array_equal(ranks[1].get(await receiving), np.arange(100.0))
 
 
+async def test_a_cancelled_receiver_cannot_copy(
+    devices: Devices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next receive says why the message is lost."""
+    ranks = devices(2)
+
+    def no_access(handle: Any) -> None:
+        raise OSError("no access")
+
+    monkeypatch.setattr(ranks[1], "open", no_access)
+    async with aiodist.local(2) as groups:
+        groups[1]._context.device_memory.use(ranks[1])
+        gate = groups[1]._context.device_memory.stream(ranks[1]).hold()
+        sending = groups[0].send(ranks[0].put(np.ones(100)), 1)
+        receiving = groups[1].recv(src=0, out=ranks[1].put(np.zeros(100)))
+        await turns(groups)
+        with monkeypatch.context() as broken:
+            broken.setattr(ranks[1], "copy", fails)
+            broken.setattr(ranks[1], "empty", fails)
+            receiving.cancel()
+        gate.set()
+        with pytest.raises(ProtocolError, match="dropped: the device is broken"):
+            await groups[1].recv(src=0)
+        await sending
+        await check_next(groups, ranks)
+
+
 @pytest.mark.parametrize("way", ["device", "host"])
 @pytest.mark.parametrize("first", ["send", "recv"])
 async def test_a_receiver_that_cannot_copy(

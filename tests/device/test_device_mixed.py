@@ -56,6 +56,21 @@ async def each(groups: list[Group], call: Callable[[Group, int], Any]) -> list[A
     return list(await asyncio.gather(*(call(g, g.rank) for g in groups)))
 
 
+async def test_many_slots_are_described_alike(devices: Devices) -> None:
+    """With more than four, the text of a call has a digest of them."""
+    ranks = Ranks(devices, tuple("ddddh"))
+    async with aiodist.local(5) as groups:
+        for listed in (True, False):
+
+            def slots(group: Group, rank: int, listed: bool = listed) -> Any:
+                if listed:
+                    return group.reduce_scatter([ranks.put(rank, np.ones(3)) for _ in range(5)])
+                return group.reduce_scatter(ranks.put(rank, np.ones(15)))
+
+            for rank, got in enumerate(await each(groups, slots)):
+                ranks.check(rank, got, np.full(3, 5.0))
+
+
 @pytest.mark.parametrize("pattern", PATTERNS, ids="".join)
 @pytest.mark.parametrize("length", [7, 300_000])
 @pytest.mark.sample(12)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import os
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,6 +16,7 @@ from standin import StandinDevice
 
 import aiodist
 from aiodist import Group
+from aiodist.devices import memory as device_memory
 from aiodist.devices import shares as device_shares
 
 Devices = Callable[[int], list[StandinDevice]]
@@ -215,6 +218,61 @@ async def test_memory_without_a_handle_is_not_shared_and_other_memory_is(devices
         await shared(groups, ranks[1].put(np.ones(3)), 1)
 
 
+async def test_after_many_in_a_row_no_memory_without_a_handle_is_tried(
+    devices: Devices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_memory, "MOST_HIDDEN", 3)
+    ranks = devices(2)
+    asked = []
+
+    def locate(array: Any) -> Any:
+        asked.append(array)
+        raise OSError("it has no handle")
+
+    async with aiodist.local(2) as groups:
+        for hidden in (True, True, False, True, True, True, True):
+            with monkeypatch.context() as patch:
+                if hidden:
+                    patch.setattr(ranks[0], "locate", locate)
+                x = [device.put(np.ones(3)) for device in ranks]
+                await asyncio.gather(
+                    *(g.all_reduce(each) for g, each in zip(groups, x, strict=True))
+                )
+        assert len(asked) == 5
+
+
+async def test_a_view_is_dropped_where_the_device_fails(
+    devices: Devices, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The loan stays, because nobody knows what the device still reads."""
+    ranks = devices(2)
+    async with aiodist.local(2) as groups:
+        on(groups, ranks)
+        _, view = await shared(groups, ranks[0].put(np.ones(3)))
+
+        def event() -> Any:
+            raise RuntimeError("the device is broken")
+
+        monkeypatch.setattr(ranks[1], "event", event)
+        pid = os.fork()
+        if pid == 0:
+            raised: list[Any] = []
+            sys.unraisablehook = raised.append
+            del view
+            gc.collect()
+            os._exit(len(raised))
+        assert os.waitpid(pid, 0)[1] == 0  # noqa: ASYNC222
+        del view
+        gc.collect()
+        for _ in range(5):
+            await turn(groups)
+        assert groups[0]._context.device_memory.shares._lent
+        assert "memory that others may read is kept, because the device fails" in caplog.text
+        monkeypatch.undo()
+        groups[1]._context.device_memory._never.clear()  # for the end of this test
+        groups[0]._context.device_memory.shares._lent.clear()
+
+
 async def test_the_owner_is_gone(devices: Devices) -> None:
     ranks = devices(2)
     async with aiodist.local(2) as groups:
@@ -230,7 +288,7 @@ def test_who_is_lost_has_no_views() -> None:
     told: list[tuple[int, int, int]] = []
     with contextlib.closing(asyncio.new_event_loop()) as loop:
         shares = device_shares.Shares(
-            loop, lambda *word: told.append(word), lambda events, then: then()
+            loop, lambda *word: told.append(word), lambda events, then: then(), print
         )
         number = shares.lend("memory", {1, 2})
         shares.rank_lost(1)

@@ -31,7 +31,11 @@ def rank(said: list[tuple[int, int, int]]) -> Shares:
     loop: Any = SimpleNamespace(
         is_closed=lambda: False, call_soon_threadsafe=lambda call, *args: call(*args)
     )
-    return Shares(loop, lambda *word: said.append(word), lambda events, then: then())
+
+    def failed(then: Any, error: Exception) -> None:
+        raise error
+
+    return Shares(loop, lambda *word: said.append(word), lambda events, then: then(), failed)
 
 
 def test_a_loan_lasts_until_all_have_returned_it(rank: Shares) -> None:
