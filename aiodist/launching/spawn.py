@@ -139,7 +139,8 @@ def free_port(host: str = "127.0.0.1") -> int:
     # At random, because several runs may start on this host at once. A gap remains between this
     # check and the moment when the rank listens, so a collision can only be made unlikely. Linux
     # serves connections from ports 32768 and up, of which a busy host may use hundreds a second.
-    for port in (*random.sample(range(20_000, 32_000), 32), 0):
+    # The program's own stream of random numbers may be seeded alike in all of them.
+    for port in (*random.SystemRandom().sample(range(20_000, 32_000), 32), 0):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind((host, port))
             return int(probe.getsockname()[1])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import random
 import signal
 import socket
 import subprocess
@@ -95,8 +96,10 @@ def test_names_of_ranks(ranks: list[int], text: str) -> None:
     assert spawn.name_ranks(ranks) == text
 
 
-def test_free_port_is_free() -> None:
+def test_free_port_is_free_and_leaves_the_random_numbers_of_the_program() -> None:
+    before = random.getstate()
     port = spawn.free_port()
+    assert random.getstate() == before
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", port))
 
