@@ -12,6 +12,7 @@ import concurrent.futures
 import contextlib
 import importlib.util
 import inspect
+import mmap
 import multiprocessing
 import multiprocessing.spawn
 import os
@@ -466,7 +467,7 @@ def _rank(rank: int, payload: int, pipe: int) -> None:
     pid = os.getpid()
     dumps = reports.pickler(False)
     try:
-        preparation, job, by_value, work = pickle.loads(_read(payload))
+        preparation, job, by_value, work = _read(payload)
         _importing_main.set()
         multiprocessing.spawn.prepare(preparation)
         dumps = reports.pickler(by_value)
@@ -501,8 +502,9 @@ async def _join(
         return await result
 
 
-def _read(payload: int) -> bytes:
-    """Read all of the parent's file, whose position the ranks share."""
-    data = os.pread(payload, os.fstat(payload).st_size, 0)
-    os.close(payload)
-    return data
+def _read(payload: int) -> Any:
+    """Unpickle the parent's file."""
+    # Mapped, because the ranks share its position, and one `pread` gives 2 GiB at most.
+    with mmap.mmap(payload, 0, access=mmap.ACCESS_READ) as data:
+        os.close(payload)
+        return pickle.loads(data)
