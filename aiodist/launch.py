@@ -305,7 +305,8 @@ class _Ranks:
         )
         try:
             process = subprocess.Popen(
-                tether.command([sys.executable, "-c", program]),
+                # Without -P, "-c" would import from the current folder, unlike most programs.
+                tether.command([sys.executable, "-P", "-c", program]),
                 stdin=subprocess.DEVNULL,
                 env=spawn.with_rank_environment(os.environ, self._job, rank, cores),
                 pass_fds=(payload, theirs),

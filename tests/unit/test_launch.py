@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import pickle
 import tempfile
+from pathlib import Path
 
 import pytest
 
+import aiodist
 from aiodist import launch
 
 
@@ -18,3 +20,15 @@ def test_all_of_the_work_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
         file.write(pickle.dumps(["all", "of it"]))
         file.flush()
         assert launch._read(os.dup(file.fileno())) == ["all", "of it"]
+
+
+async def its_rank(group: aiodist.Group) -> int:
+    return group.rank
+
+
+def test_ranks_import_from_where_the_program_does(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "secrets.py").write_text("raise ValueError('not the module of Python')")
+    monkeypatch.chdir(tmp_path)
+    assert aiodist.run(its_rank, 1) == [0]
