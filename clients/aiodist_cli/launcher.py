@@ -90,24 +90,20 @@ async def launch(program: list[str], place: Place, grace: float, stdin: int | No
                 await start(local_rank)
             if place.spare is None:
                 await ranks.wait(stops.first, alone=meeting is None)
+                failed = cause(ranks.exits)
             else:
                 failed = await keep(ranks, place.spare, job.size, stops.first, start, tell)
+            if stops.first.done():
+                failed = None
+            elif failed is not None:
+                stops.stop(Stop(spawn.shell_status(failed.code), headline(failed, job.size)))
         finally:
             if embedded is not None:
                 embedded.is_run_over = True
-            await ranks.stop(stops.second)
-        if place.spare is None:
-            failed = cause(ranks.exits)
-        if stops.first.done():
-            stop, failed = stops.first.result(), None
-        elif failed is not None:
-            stop = Stop(spawn.shell_status(failed.code), headline(failed, job.size))
-        elif meeting is None or await meeting.all_done(stops.first):
+            await ranks.stop(stops.hurry)
+        if not stops.first.done() and (meeting is None or await meeting.all_done(stops.first)):
             return 0
-        else:
-            stop = stops.first.result()
-        if meeting is not None:
-            await meeting.tell(stop)
+        stop = stops.first.result()
     others = [one for one in ranks.exits if all(one is not known for known in (failed, *told))]
     others += ranks.cut_short
     await _say(writer, last_words(stop.reason, ranks.stopped, failed), failed, others)
@@ -181,21 +177,31 @@ def _token() -> str | None:
 
 
 class _Stops:
-    """Reasons to stop other than a failed rank of this node.
+    """Reasons to stop.
 
-    `first`: the first reason. `second`: done when another one came, because the user is in a hurry.
+    `first`: the first reason, which the other nodes are told at once. `hurry`: done when a signal
+    came after it, because the user does not want to wait.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, meeting: Meeting | None) -> None:
         loop = asyncio.get_running_loop()
         self.first: asyncio.Future[Stop] = loop.create_future()
-        self.second: asyncio.Future[None] = loop.create_future()
+        self.hurry: asyncio.Future[None] = loop.create_future()
+        self._meeting = meeting
 
     def stop(self, stop: Stop) -> None:
-        if not self.first.done():
-            self.first.set_result(stop)
-        elif not self.second.done():
-            self.second.set_result(None)
+        """Stop for the reason `stop`, unless there was another one."""
+        if self.first.done():
+            return
+        self.first.set_result(stop)
+        if self._meeting is not None:
+            # Before the ranks are stopped, because other nodes wait only `SETTLE` for the cause.
+            self._meeting.tell(stop)
+
+    def signalled(self, stop: Stop) -> None:
+        if self.first.done() and not self.hurry.done():
+            self.hurry.set_result(None)
+        self.stop(stop)
 
     def heed(self, news: asyncio.Future[Stop]) -> None:
         """Stop for the reason of `news`, which is done."""
@@ -260,13 +266,13 @@ async def _output_broken(writer: Writer) -> Stop:
 @contextlib.contextmanager
 def _listening(writer: Writer, meeting: Meeting | None) -> Iterator[_Stops]:
     """Listen to signals, to errors of the output, and to other nodes."""
-    stops = _Stops()
+    stops = _Stops(meeting)
     loop = asyncio.get_running_loop()
     # Nohup, and a shell that starts a background job, let the command ignore some of them.
     numbers = [signal.SIGINT, *STOPPING]
     heeded = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
     for number in heeded:
-        loop.add_signal_handler(number, stops.stop, Stop(128 + number, number.name))
+        loop.add_signal_handler(number, stops.signalled, Stop(128 + number, number.name))
     broken = asyncio.ensure_future(_output_broken(writer))
     news = [broken] if meeting is None else [broken, meeting.news]
     for task in news:

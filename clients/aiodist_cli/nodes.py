@@ -40,19 +40,18 @@ class Meeting:
         self.master_port = master_port
         self.news = asyncio.ensure_future(_hear(launchers))
         self._launchers = launchers
+        self._told: list[asyncio.Future[None]] = []
         self._pending: list[asyncio.Future[Any]] = [self.news]  # to be cancelled at the end
 
-    async def tell(self, stop: Stop) -> None:
+    def tell(self, stop: Stop) -> None:
         """Tell the other nodes why this one stops, unless one of them stopped first."""
         if self.news.done():
             return
-        told = [
+        self._told = [
             self._launchers.send({"status": stop.status, "reason": stop.reason}, peer, tag=_FAILURE)
             for peer in range(self._launchers.size)
             if peer != self._launchers.rank
         ]
-        # A launcher that is gone need not be told.
-        await asyncio.gather(*told, return_exceptions=True)
 
     async def all_done(self, interruption: asyncio.Future[Any]) -> bool:
         """Wait until the ranks of all nodes have ended well. False: `interruption` came first."""
@@ -66,6 +65,8 @@ class Meeting:
 
     async def end(self) -> None:
         """Cancel what is still awaited. Call `tell` before, because the others notice this."""
+        # A launcher that is gone need not be told.
+        await asyncio.gather(*self._told, return_exceptions=True)
         for future in self._pending:
             future.cancel()
         await asyncio.gather(*self._pending, return_exceptions=True)

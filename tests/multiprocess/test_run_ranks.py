@@ -106,6 +106,40 @@ async def test_failure_on_one_node_ends_the_other(aiodist: Start, script: Path) 
     assert first[0] == 1
 
 
+SLOW_TO_STOP = """
+import os, signal, sys
+
+if os.environ["RANK"] == "0":
+    open("fifo").read()
+    sys.exit("the cause")
+if os.environ["RANK"] == "1":
+    signal.signal(signal.SIGTERM, lambda *_: print("not yet", flush=True))
+    open("fifo", "w").close()
+while True:
+    signal.pause()
+"""
+
+
+async def test_a_failure_is_told_before_the_ranks_have_stopped_and_ctrl_c_keeps_it(
+    aiodist: Start, tmp_path: Path
+) -> None:
+    path = tmp_path / "slow_to_stop.py"
+    path.write_text(SLOW_TO_STOP)
+    os.mkfifo(tmp_path / "fifo")
+    async with Coordinator("tcp://127.0.0.1:0") as coordinator:
+        run = ("run", "-n", 2, "--nnodes", 2, "--coordinator", coordinator.address, "--grace", 3600)
+        one, two = (aiodist(*run, "--node-rank", node, path) for node in range(2))
+        failed = "aiodist run: rank 0 of 4 failed with exit code 1; "
+        told = (1, [], f"{failed}ranks 2 and 3 stopped\n")
+        assert await asyncio.to_thread(finish, two) == told
+        assert one.stdout is not None
+        assert await asyncio.to_thread(one.stdout.readline) == "[1] not yet\n"
+        one.send_signal(signal.SIGINT)
+        status, _, err = await asyncio.to_thread(finish, one)
+    end = f"{failed}rank 1 stopped; the end of its stderr:\n[0] the cause\n"
+    assert (status, err) == (1, f"[0] the cause\n{end}")
+
+
 async def test_nodes_must_agree_on_the_number_of_ranks(aiodist: Start, script: Path) -> None:
     async with Coordinator("tcp://127.0.0.1:0") as coordinator:
         run = ("run", "--nnodes", 2, "--coordinator", coordinator.address, script)
