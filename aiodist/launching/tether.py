@@ -26,10 +26,11 @@ def command(program: Sequence[str]) -> list[str]:
 
 
 def _tie(parent: int) -> None:
-    os.setpgid(0, 0)
     if os.environ.get("AIODIST_FLIGHT_RECORDER") and hasattr(signal, "SIGUSR1"):
-        # The process may be asked for a dump before it is ready, and the signal must not end it.
+        # Before it has a group, because from then on the process may be asked for a dump. The
+        # signal must not end it.
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    os.setpgid(0, 0)
     if sys.platform == "linux":
         import ctypes
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 from asyncio.subprocess import DEVNULL, Process
 from collections import deque
@@ -139,8 +140,10 @@ class Ranks:
     def tell(self, number: signal.Signals) -> None:
         """Send a signal to the ranks that still run, but not to their children."""
         for task in self._running():
+            process = self._tasks[task].process
             with contextlib.suppress(ProcessLookupError):
-                self._tasks[task].process.send_signal(number)
+                if os.getpgid(process.pid) == process.pid:  # else it is not tied yet, and would end
+                    process.send_signal(number)
 
     def _running(self) -> list[asyncio.Task[None]]:
         return [task for task in self._tasks if not task.done()]
