@@ -340,6 +340,7 @@ class Connecting:
     def __init__(self, options: _Options) -> None:
         self._options = options
         self._group: Group | None = None
+        self._is_entered = False
         self.timeout = options.timeout
         self.op_timeout = options.op_timeout
         self.join_window = options.ask.join_window
@@ -372,11 +373,19 @@ class Connecting:
         return "<aiodist.connect(…): to be awaited, or entered by `async with`, in a coroutine>"
 
     async def __aenter__(self) -> Group:
-        self._group = await _connect(self._options)
+        if self._is_entered:
+            raise RuntimeError("this connect() was entered, and not left yet: call connect() again")
+        self._is_entered = True
+        try:
+            self._group = await _connect(self._options)
+        except BaseException:
+            self._is_entered = False
+            raise
         return self._group
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         assert self._group is not None
+        self._is_entered = False
         await self._group._newest().__aexit__(kind, error, trace)
 
     if not TYPE_CHECKING:  # type checkers have errors of their own for these
@@ -573,6 +582,7 @@ async def local(size: int, **options: Unpack[JoinOptions]) -> AsyncIterator[list
         async with aiodist.local(3) as groups:
             print(await asyncio.gather(*(one.all_reduce(1) for one in groups)))  # [3, 3, 3]
     """
+    _count("size", size, 1)
     name = f"inproc://local-{secrets.token_hex(8)}"
     async with Coordinator(name, token=options.get("token"), returns=False):
         options.setdefault("transports", ("inproc", registry.DEVICES))

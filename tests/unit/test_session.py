@@ -115,6 +115,12 @@ def test_numbers_that_make_no_sense_wait_for_no_coordinator(options, error, text
         aiodist.connect("inproc://absent", **options)
 
 
+@pytest.mark.parametrize("size", [0, -1, 4097])
+async def test_a_local_group_has_a_rank(size: int) -> None:
+    with pytest.raises(ValueError, match=f"size is 1 to 4096, not {size}"):
+        await aiodist.local(size).__aenter__()
+
+
 @pytest.mark.parametrize(
     ("environ", "options", "text"),
     [
@@ -189,3 +195,16 @@ async def test_numbers_may_be_those_of_numpy() -> None:
         options = {"rank": np.int64(0), "size": np.uint8(1), "join_window": np.float64(0.5)}
         async with aiodist.connect(coordinator.address, **options) as group:
             assert await group.all_gather(group.rank) == [0]
+
+
+async def test_a_connection_is_entered_again_only_after_its_end() -> None:
+    async with aiodist.Coordinator("inproc://entered") as coordinator:
+        connecting = aiodist.connect(coordinator.address, size=1)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0):
+                await connecting.__aenter__()
+        for _ in range(2):
+            async with connecting as group:
+                with pytest.raises(RuntimeError, match="was entered, and not left yet: call conn"):
+                    await connecting.__aenter__()
+                await group.barrier()
