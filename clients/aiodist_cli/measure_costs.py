@@ -25,6 +25,7 @@ import aiodist
 from aiodist.launching import spawn
 from aiodist.schedules.choose_reductions import Shape, choose_all_reduce
 from aiodist.schedules.costs import ONE_HOST_TCP, Costs, Tally, written
+from aiodist_cli.errors import unwritable
 
 SIZES = ((64 << 10) + 8, 256 << 10, 1 << 20, 4 << 20)
 """Bytes of the arrays. None fits into one frame, because one algorithm serves those."""
@@ -165,6 +166,8 @@ async def profile(group: aiodist.Group) -> str:
 async def main(file: Path) -> None:
     """Join the group that the environment names, and write its profile."""
     async with aiodist.connect(transports="tcp") as group:
+        if group.rank == 0 and (why := unwritable(file)) is not None:
+            raise SystemExit(why)
         found = await profile(group)
     if found:
         await asyncio.to_thread(file.write_text, found)

@@ -77,6 +77,19 @@ def test_ranks_measure_what_they_can_be_given(run, monkeypatch, tmp_path) -> Non
     run(main())
 
 
+def test_a_file_that_cannot_be_written_is_told_before_the_measuring(
+    run, monkeypatch, tmp_path
+) -> None:
+    async def main() -> None:
+        async with aiodist.Coordinator("tcp://127.0.0.1:0") as coordinator:
+            monkeypatch.setenv("AIODIST_ADDRESS", coordinator.address)
+            monkeypatch.setenv("AIODIST_SIZE", "1")
+            with pytest.raises(SystemExit, match=f"there is no folder {tmp_path}/absent"):
+                await measure_costs.main(tmp_path / "absent" / "costs.toml")
+
+    run(main())
+
+
 def test_a_single_rank_can_measure_nothing(run) -> None:
     async def main() -> None:
         async with aiodist.local(1) as (group,):
