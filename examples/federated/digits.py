@@ -127,15 +127,14 @@ async def visits(address: str, numbers: Sequence[int]) -> None:
 
 async def demonstrate() -> None:
     """The organiser, while clients come and go: all in this process."""
-    async with coordinator() as server:
+    async with coordinator() as server, asyncio.TaskGroup() as tasks:
         clients = [
-            asyncio.create_task(visits(server.address, range(first, CLIENTS, COME)))
+            tasks.create_task(visits(server.address, range(first, CLIENTS, COME)))
             for first in range(COME)
         ]
         await organise(server.address, ROUNDS)
         for one in clients:
             one.cancel()
-        await asyncio.wait(clients)
 
 
 def main() -> None:

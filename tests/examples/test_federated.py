@@ -87,3 +87,15 @@ async def test_the_demonstration(program: Any, capsys: pytest.CaptureFixture[str
     await program.demonstrate()
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0] for line in lines] == ["round 1", "round 2"]
+
+
+async def test_a_client_that_fails_ends_the_demonstration(
+    program: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def own(number: int) -> None:
+        raise OSError("the images are gone")
+
+    monkeypatch.setattr(program, "own", own)
+    with pytest.raises(ExceptionGroup) as caught:
+        await program.demonstrate()
+    assert str(caught.value.exceptions[0]) == "the images are gone"
