@@ -51,10 +51,10 @@ class Worker:
     async def add(self, request: web.Request) -> web.Response:
         try:
             vector = np.asarray(await request.json(), dtype=np.float64)
-        except ValueError:
+        except (ValueError, TypeError, OverflowError):
             raise web.HTTPBadRequest(text="the body is a JSON list of numbers") from None
-        if vector.shape != self.sum.shape:
-            raise web.HTTPBadRequest(text=f"the vector needs {len(self.sum)} numbers")
+        if vector.shape != self.sum.shape or not np.isfinite(vector).all():
+            raise web.HTTPBadRequest(text=f"the vector needs {len(self.sum)} finite numbers")
         self.sum += vector
         self.count += 1
         return web.json_response({"rank": self.lifespan.group.rank, "count": self.count})

@@ -65,8 +65,8 @@ async def test_averages_over_workers_while_requests_are_served(environment: Envi
                 return response.status
 
         assert await get(f"{urls[1]}/average") == (409, "no worker has a vector yet")
-        assert await post(urls[0], "[1, 2]") == 400
-        assert await post(urls[0], "nonsense") == 400
+        for body in ("[1, 2]", "nonsense", '{"a": 1}', "[null, 1, 2]", f"[1, 2, {10**400}]"):
+            assert await post(urls[0], body) == 400, body
 
         assert await post(urls[0], "[1, 2, 3]") == 200
         assert await post(urls[2], "[3, 4, 5]") == 200
