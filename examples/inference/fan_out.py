@@ -5,7 +5,7 @@ worker that has the fewest under way; any number are under way at once, since ev
 its own. Where a worker dies, its requests end with a line that says so, all others go on, and the
 next ones go to the workers that are left. ::
 
-    aiodist run -n 3 examples/inference/fan_out.py --port 8080
+    aiodist run -n 2:3 examples/inference/fan_out.py --port 8080
     curl -d '{"prompt": "the", "words": 20}' http://127.0.0.1:8080/generate
 
 The model is small: which word follows which, in the text of a licence. What matters here is what is
@@ -106,7 +106,8 @@ class Front:
             self._busy.pop(worker, None)
             await response.write(f"(worker {worker} died: ask again)\n".encode())
         else:
-            self._busy[worker] -= 1
+            if worker in self._busy:  # it may have died after its last word
+                self._busy[worker] -= 1
         return response
 
     async def end(self) -> None:

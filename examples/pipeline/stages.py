@@ -78,6 +78,8 @@ async def count(group: aiodist.Group) -> tuple[int, int]:
 
 async def main(group: aiodist.Group) -> tuple[int, int] | None:
     """One stage. The end is passed on like everything else, as None."""
+    if group.size != 4:
+        raise SystemExit(f"the pipeline has 4 stages, not {group.size}: aiodist run -n 4")
     if group.rank == group.size - 1:
         return await count(group)
     if group.rank == 0:

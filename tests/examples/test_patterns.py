@@ -11,11 +11,12 @@ import importlib.util
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import aiohttp
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
 
 import aiodist
 
@@ -85,6 +86,9 @@ async def test_images_flow_through_the_stages(load):
     assert all_of_them == 1797 - program.KNOWN
     assert right / all_of_them > 0.9
     assert others == [None] * 3
+    async with aiodist.local(1) as (alone,):
+        with pytest.raises(SystemExit, match="has 4 stages, not 1"):
+            await program.main(alone)
 
 
 async def test_words_are_streamed_and_a_dead_worker_is_left_out(load):
@@ -135,6 +139,21 @@ async def test_words_are_streamed_and_a_dead_worker_is_left_out(load):
             await tasks[dead - 1]
         await runner.cleanup()
         await asyncio.gather(front.close(), workers[2 - dead].close())
+
+
+async def test_a_worker_that_dies_after_its_last_word_is_left_out(load, monkeypatch):
+    program = load("inference/fan_out.py")
+    front = program.Front(SimpleNamespace(size=2))
+
+    async def answered(*asked):
+        yield "words"
+        front._busy.clear()  # by another request, which was told of the death
+
+    monkeypatch.setattr(program, "asked_of", answered)
+    async with TestClient(TestServer(front.app)) as client:
+        for status in (200, 503):
+            async with client.post("/generate", json={"prompt": "the"}) as response:
+                assert response.status == status
 
 
 async def _group(connecting: aiodist.session.Connecting) -> aiodist.Group:
