@@ -183,6 +183,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     single, sizes = (
         [int(one) for one in text.split(",")] for text in (options.single, options.sizes)
     )
+    if options.simulated % options.simulated_size or any(options.many % size for size in sizes):
+        parser.error("members are a multiple of the size of their groups")
     allow_files(max(options.many, *single) + SPARE_FILES)
     with tempfile.TemporaryDirectory() as folder:
         token = Path(folder, "token")

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from benchmarks import groups, scale
 
 
 def measured(file: Path, *arguments: str) -> list[dict[str, Any]]:
@@ -46,3 +49,19 @@ def test_groups_that_form_lose_a_member_and_have_a_barrier(tmp_path: Path) -> No
     assert 0 < gone_on["sent"] < formed["sent"]
     assert many["sent"] > 0
     assert (simulated["members"], simulated["seconds"] > 0) == (60, True)
+
+
+@pytest.mark.parametrize(
+    ("main", "arguments"),
+    [
+        (groups.main, ["--many", "15", "--sizes", "5,10"]),
+        (groups.main, ["--simulated", "50", "--simulated-size", "30"]),
+        (scale.main, ["members", "--members", "20,25"]),
+    ],
+)
+def test_members_that_do_not_fill_their_groups_are_refused(
+    main: Callable[[list[str]], int], arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(arguments)
+    assert "members are a multiple of the size of their groups" in capsys.readouterr().err
