@@ -149,7 +149,7 @@ async def lateness(until: asyncio.Event) -> list[float]:
     return found
 
 
-async def member(hosts: int, mib: int, share: float) -> None:
+async def member(mib: int, share: float) -> None:
     """One rank of ``--real``. Rank 0 publishes, and prints what it found."""
     async with aiodist.connect(timeout=60, op_timeout=300) as group:
         options: Any = {"address": group.address, "patience": PATIENCE, "timeout": 60.0}
@@ -193,7 +193,7 @@ def show_real(hosts: int, mib: int) -> None:
     )
     print("| ---: | ---: | --- | --- | ---: | ---: | ---: |")
     for share in (0.02, 0.0, 1.0):
-        arguments = ("--member", str(share), "--hosts", str(hosts), "--mib", str(mib))
+        arguments = ("--member", str(share), "--mib", str(mib))
         seconds, sent, (idle, late) = said_by_first(
             "benchmarks.far_deltas",
             *arguments,
@@ -217,7 +217,7 @@ def main() -> None:
     parser.add_argument("--member", type=float, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.member is not None:
-        asyncio.run(member(options.hosts, options.mib, options.member))
+        asyncio.run(member(options.mib, options.member))
     elif options.real:
         show_real(options.hosts, options.mib)
     else:
