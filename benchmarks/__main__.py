@@ -108,6 +108,7 @@ def joined(effort: Effort, reports: Sequence[Report]) -> Report:
         whole.results += report.results
         whole.libraries |= report.libraries
         whole.notes += report.notes
+        whole.errors += report.errors
     return whole
 
 

@@ -248,12 +248,15 @@ async def small(report: Report, progress: Progress) -> None:
 
 
 async def run(report: Report, progress: Progress, **options: object) -> None:
-    """Run the benchmark that `report` is of. What cannot be measured becomes a note in it."""
+    """Run the benchmark that `report` is of. A missing peer becomes a note in it, and a failure
+    an error."""
     try:
         suite = SUITES[report.name]
         await suite(report, lambda text: progress(f"{report.name}: {text}"), **options)
-    except (OrderError, TeamError, PeerMissing) as error:
+    except PeerMissing as error:
         report.notes.append(f"{report.name}: {error}")
+    except (OrderError, TeamError) as error:
+        report.errors.append(f"{report.name}: {error}")
 
 
 SUITES: Mapping[str, Callable[..., Awaitable[None]]] = {

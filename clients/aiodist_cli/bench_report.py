@@ -50,24 +50,25 @@ class Report:
     """The results of a run.
 
     `libraries`: by name, what each contender said that it is. `notes`: what could not be measured,
-    and why. `name`: of the benchmark, if it has one.
+    and why. `errors`: why benchmarks broke off. `name`: of the benchmark, if it has one.
     """
 
     effort: Effort
     results: list[Result] = field(default_factory=list)
     libraries: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
     facts: list[Fact] = field(default_factory=list)
     name: str = ""
 
     @property
     def failures(self) -> list[str]:
-        """Each distinct failure, after the first case in which it appeared."""
+        """What broke off, and each distinct failure after the first case in which it appeared."""
         first: dict[str, str] = {}
         for result in self.results:
             if result.error is not None:
                 first.setdefault(result.error, f"{label(result.column)}, {result.case}")
-        return [f"{where}: {error}" for error, where in first.items()]
+        return [*self.errors, *(f"{where}: {error}" for error, where in first.items())]
 
     def as_json(self, machine: Mapping[str, Any]) -> dict[str, Any]:
         """Times in seconds, bandwidth in bytes per second; see docs/commands.md."""

@@ -11,7 +11,8 @@ import pytest
 from aiodist_cli.bench_cases import Case, Effort, Result, Summary
 from aiodist_cli.bench_peers import PeerMissing
 from aiodist_cli.bench_report import Fact, Report
-from benchmarks import asked, hosts
+from aiodist_cli.bench_team import TeamError
+from benchmarks import asked, hosts, suites
 from benchmarks.__main__ import as_json, main, parser
 from benchmarks.asked import HEAD, SHARED
 from benchmarks.namespaces import parse_iperf3
@@ -31,6 +32,17 @@ def found_by(name: str, *results: Result, facts: tuple[Fact, ...] = ()) -> Repor
 def row(outcome: Report, case: str) -> dict[str, str]:
     (found,) = [row for row in asked.rows(outcome) if row[0] == case]
     return dict(zip(HEAD, found, strict=True))
+
+
+@pytest.mark.parametrize(("error", "failed"), [(TeamError, True), (PeerMissing, False)])
+def test_a_benchmark_that_fails_is_told_by_the_exit_status(
+    error: type[Exception], failed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(report: Report, progress: object) -> None:
+        raise error("it died")
+
+    monkeypatch.setattr(suites, "SUITES", {"small": fail})
+    assert main(["small"]) == failed
 
 
 def test_ratios_are_of_the_fastest_mpi() -> None:
