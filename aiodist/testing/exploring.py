@@ -202,7 +202,7 @@ def _as_seed(given: int) -> int:
     return seed
 
 
-_alone = threading.Lock()
+_alone = threading.RLock()
 """Held while a thread explores, because logging, warnings and random numbers are of all threads."""
 
 

@@ -176,17 +176,28 @@ class History:
 def digest_of(value: Any) -> str:
     """Return a short digest of a value: arrays by dtype, shape and content.
 
-    A value with objects that travel as pickles is named by its type only.
+    Objects that travel as pickles count by their type only. Pickles of equal objects differ,
+    because they depend on which strings are interned, and on the order of sets.
     """
-    if isinstance(value, tuple):
-        value = tuple(value)  # of an Envelope, too
     try:
         encoded = encode(value)
     except (TypeError, ValueError):
-        # Pickles of equal objects differ, because they depend on which strings are interned, and on
-        # the order of sets.
-        return type(value).__name__
+        encoded = encode(_without_objects(value))
     summary = hashlib.blake2b(encoded.meta, digest_size=8)
     for part in encoded.buffers:
         summary.update(part)
     return summary.hexdigest()
+
+
+def _without_objects(value: Any) -> Any:
+    """Return a tree with the name of its type in the place of each object that needs a pickle."""
+    if isinstance(value, (list, tuple)):  # an Envelope, too
+        made = [_without_objects(item) for item in value]
+        return made if isinstance(value, list) else tuple(made)
+    if isinstance(value, dict):
+        return {str(key): _without_objects(item) for key, item in value.items()}
+    try:
+        encode(value)
+    except (TypeError, ValueError):
+        return type(value).__name__
+    return value

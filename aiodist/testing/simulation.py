@@ -28,6 +28,7 @@ from aiodist.testing.virtual_loop import (
     VirtualLoop,
     abandon,
     current_process,
+    shown_error,
     shown_task,
 )
 from aiodist.timeouts import check_seconds
@@ -217,7 +218,7 @@ class Simulation:
     def _hook(self, scope: aiodist.trace.Scope, point: str, work: Any, value: Any) -> None:
         self.history(scope, point, work, value)
         node = current_process()
-        if isinstance(node, Node) and node.alive:
+        if isinstance(node, Node) and node.alive and node in self.nodes:
             # In a smaller group its rank is another than that of the fault.
             scope = scope._replace(rank=self.nodes.index(node))
             self.faults(scope, point, work, value)
@@ -334,7 +335,9 @@ def _lost_error(task: asyncio.Task[Any]) -> str:
     # frames that they came through, and so the tasks of these frames.
     if not (task.done() and task._log_traceback):
         return ""
-    return f"Task exception was never retrieved: {task.exception()!r}"
+    error = task.exception()
+    assert error is not None
+    return f"Task exception was never retrieved: {shown_error(error)}"
 
 
 def _who() -> str:

@@ -23,7 +23,9 @@ from random import Random
 from typing import Any, Protocol, TypeVar, TypeVarTuple
 
 from aiodist.composing import CoroutineRest
+from aiodist.errors import in_words
 from aiodist.rank.whereabouts import of_task
+from aiodist.work import Work
 
 T = TypeVar("T")
 Args = TypeVarTuple("Args")
@@ -37,8 +39,12 @@ SLOWEST_DISK = 0.01
 MOST_POLLS = 2000
 """Turns without a ready file and a due timer that take no time, though nothing waits."""
 
-POLL = 1e-8
-"""Seconds that each further one takes, times their number: a poll that is in vain soon ends."""
+POLL = 1e-5
+"""Seconds that each further one takes, about as long as on a real loop."""
+
+FAIR_POLLS = 200_000
+"""So many take that time. After these, the time doubles with each thousand, because a poll that is
+in vain has to end."""
 
 POLLS_BETWEEN = 20
 """How many such turns an ordinary program makes for each of another kind, at most."""
@@ -70,6 +76,7 @@ class Process:
         loop.processes.append(self)
         # All tasks that it has started.
         self.tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
+        self._dead: list[asyncio.Task[Any]] = []  # those that it has not ended before its own end
 
     def __repr__(self) -> str:
         state = "stopped" if self._stops else "running" if self.alive else "dead"
@@ -120,6 +127,8 @@ class Process:
         self.alive = False
         self._stops.clear()
         self._held.clear()
+        # Else they might be collected, and their last code run, in a turn of another process.
+        self._dead = [task for task in self.tasks if not task.done()]
 
     def hold(self, call: _Call) -> None:
         """Keep a call that came due while the process is stopped."""
@@ -303,7 +312,7 @@ class VirtualSelector(selectors.BaseSelector):
         elif not self.is_due():
             self._polls += 1
             if self._polls > MOST_POLLS:
-                self.now += POLL * self._polls
+                self.now += POLL * 2 ** max(0, (self._polls - FAIR_POLLS) // 1000)
             return ready
         self._polls = max(0, self._polls - POLLS_BETWEEN)
         return ready
@@ -327,8 +336,16 @@ class Task(asyncio.Task[T]):
 
 def _owner_of(lost: Any) -> Process | None:
     """Return the process of a task, or of a Work that was to be looked at. None: not known."""
-    unseen = getattr(lost, "_unseen", None)
-    return getattr(lost, "process", None) if unseen is None else unseen.context.get(_current)
+    if isinstance(lost, Task):
+        return lost.process
+    return lost._unseen.context.get(_current) if isinstance(lost, Work) else None
+
+
+def shown_error(error: BaseException) -> str:
+    try:
+        return repr(error)
+    except Exception:  # of the program's own `__repr__`
+        return in_words(error)
 
 
 def abandon(task: Any) -> None:
@@ -386,7 +403,6 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         """The library's source of random numbers."""
         super().__init__(self._virtual)
         self._numbers = itertools.count()  # of tasks
-        self.set_task_factory(self._new_task)
         self.set_exception_handler(self._note_error)
         self.on_task: Callable[[Process, asyncio.Task[Any]], None] = lambda process, task: None
         """Called with every new task of a process."""
@@ -443,8 +459,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         lost = what.get("task") or what.get("future")
         if lost is not None and not self.blames(_owner_of(lost)):
             return
-        error = what.get("exception")
-        self.errors.append(f"{what.get('message')}: {error!r}" if error else str(what["message"]))
+        error, text = what.get("exception"), str(what.get("message"))
+        self.errors.append(f"{text}: {shown_error(error)}" if error else text)
 
     def blames(self, owner: Process | None) -> bool:
         """Tell whether an error or an await that is forgotten now is a mistake of its owner.
@@ -479,20 +495,21 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return _belonging(call_at, callback, args, None, by_thread=True)
 
     def create_task(self, coro: Any, *, context: Context | None = None, **options: Any) -> Any:
+        given = context
         if context is None:
             context = contextvars.copy_context()
-        elif _current not in context:  # the program has made it
+        elif _current not in context and _current.get() is not None:  # the program has made it
             context.run(_current.set, _current.get())
-        task = super().create_task(coro, context=context, **options)
         process = context.get(_current)
+        if self.get_task_factory() is not None:  # one of the program
+            task = super().create_task(coro, context=given, **options)
+        else:
+            options |= {"number": next(self._numbers), "process": process}
+            task = Task(coro, loop=self, context=context, **options)
         if process is not None:
             process.tasks.add(task)
             self.on_task(process, task)
         return task
-
-    def _new_task(self, loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> Any:
-        number, process = next(self._numbers), options["context"].get(_current)
-        return Task(coro, loop=loop, number=number, process=process, **options)
 
     def interrupt(self, error: BaseException) -> None:
         """End all processes and stop, because a signal handler raises `error`.
@@ -568,6 +585,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             return
         try:
             done.set_result(func(*args))
+        except KeyboardInterrupt:  # of the user
+            raise
         except BaseException as error:
             done.set_exception(error)
 

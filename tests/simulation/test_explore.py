@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import pickle
 import random
@@ -164,6 +165,54 @@ def test_a_killed_rank_has_forgotten_nothing() -> None:
         await asyncio.gather(task, coroutine, *works, return_exceptions=True)
 
     explore(program, replay="ranks 3, seed 0, even network, kill 1 at 1")
+
+
+def test_what_a_killed_rank_has_left_is_not_collected_in_the_turn_of_another() -> None:
+    async def nothing() -> None:
+        pass
+
+    async def part() -> None:
+        later = nothing()
+        await asyncio.sleep(1.0)  # here it is killed
+        await later
+
+    async def program(group: aiodist.Group) -> None:
+        await asyncio.sleep(1.0)
+        if group.rank == 1:
+            asyncio.create_task(part())  # noqa: RUF006
+        await asyncio.sleep(5.0)
+        gc.collect()
+
+    explore(program, replay="ranks 2, seed 0, even network, kill 1 at 2")
+
+
+class Silent(Exception):
+    """An error that cannot be shown."""
+
+    def __repr__(self) -> str:
+        raise ValueError("no text")
+
+
+def test_an_error_that_cannot_be_shown_is_found() -> None:
+    async def fails() -> None:
+        raise Silent
+
+    async def program(group: aiodist.Group) -> None:
+        asyncio.create_task(fails())  # noqa: RUF006
+        await asyncio.sleep(1.0)
+
+    with pytest.raises(FoundError, match="never retrieved: Silent"):
+        explore(program, ranks=1, seeds=1)
+
+
+def test_a_check_may_explore() -> None:
+    async def program(group: aiodist.Group) -> None:
+        pass
+
+    def check(results: object) -> None:
+        assert explore(program, ranks=1, seeds=1).seeds == 1
+
+    assert explore(program, ranks=1, seeds=1, check=check).seeds == 1
 
 
 def test_an_error_is_lost_though_an_operation_has_failed() -> None:

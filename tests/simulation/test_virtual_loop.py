@@ -10,7 +10,7 @@ from contextvars import Context, ContextVar
 import pytest
 
 from aiodist.testing import DeadlockError, Process, VirtualLoop
-from aiodist.testing.virtual_loop import SLOWEST_DISK
+from aiodist.testing.virtual_loop import SLOWEST_DISK, abandon
 
 
 @pytest.fixture
@@ -35,6 +35,16 @@ def test_time_stands_still_while_something_is_ready(loop):
         return loop.time()
 
     assert loop.run_until_complete(main()) == 0
+
+
+def test_many_turns_take_about_as_long_as_on_a_real_loop(loop):
+    async def main():
+        async with asyncio.timeout(1.0):
+            for _ in range(20_000):
+                await asyncio.sleep(0)
+        return loop.time()
+
+    assert 0.1 < loop.run_until_complete(main()) < 0.3
 
 
 def test_time_stands_still_however_much_is_due(loop):
@@ -71,6 +81,31 @@ def test_what_threads_do_is_done_in_the_one_there_is(loop):
             await asyncio.to_thread(divmod, 1, 0)
         with pytest.raises(pytest.fail.Exception):  # no Exception, but a BaseException
             await asyncio.to_thread(pytest.fail, "in a thread")
+
+    loop.run_until_complete(main())
+
+
+def test_an_interrupt_in_what_threads_do_ends_the_loop(loop):
+    async def main():
+        call = asyncio.to_thread(signal.raise_signal, signal.SIGINT)
+        await asyncio.gather(call, return_exceptions=True)
+
+    task = loop.create_task(main())
+    with pytest.raises(KeyboardInterrupt):
+        loop.run_until_complete(task)
+    abandon(task)
+
+
+def test_tasks_that_a_program_makes_in_its_own_way(loop):
+    async def child():
+        return 1
+
+    async def main():
+        context = Context()
+        assert await context.run(lambda: loop.create_task(child(), context=context)) == 1
+        assert loop.get_task_factory() is None
+        loop.set_task_factory(lambda loop, coro: asyncio.Task(coro, loop=loop))
+        assert await loop.create_task(child()) == 1
 
     loop.run_until_complete(main())
 
