@@ -340,7 +340,7 @@ class Connecting:
     def __init__(self, options: _Options) -> None:
         self._options = options
         self._group: Group | None = None
-        self._is_entered = False
+        self._is_entering = False
         self.timeout = options.timeout
         self.op_timeout = options.op_timeout
         self.join_window = options.ask.join_window
@@ -373,19 +373,18 @@ class Connecting:
         return "<aiodist.connect(…): to be awaited, or entered by `async with`, in a coroutine>"
 
     async def __aenter__(self) -> Group:
-        if self._is_entered:
+        group = self._group
+        if self._is_entering or (group is not None and not group._newest().closed):
             raise RuntimeError("this connect() was entered, and not left yet: call connect() again")
-        self._is_entered = True
+        self._is_entering = True
         try:
             self._group = await _connect(self._options)
-        except BaseException:
-            self._is_entered = False
-            raise
+        finally:
+            self._is_entering = False
         return self._group
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         assert self._group is not None
-        self._is_entered = False
         await self._group._newest().__aexit__(kind, error, trace)
 
     if not TYPE_CHECKING:  # type checkers have errors of their own for these

@@ -219,7 +219,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown := set(options.parts) - set(PARTS):
         parser().error(f"there is no part {', '.join(unknown)}: expected {', '.join(PARTS)}")
     parts, cases = options.parts or PARTS, options.cases
-    if any(count % options.group_size for count in options.members):
+    if options.group_size < 1:
+        parser().error("groups have at least one member")
+    if "members" in parts and any(count % options.group_size for count in options.members):
         parser().error("members are a multiple of the size of their groups")
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # many ranks of one process need many

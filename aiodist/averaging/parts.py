@@ -333,6 +333,8 @@ class MemberPart:
             self.fail(error)
         else:  # no task waits for it
             log.error("a call that was given up has failed: %s", in_words(error), exc_info=error)
+            if isinstance(error, (KeyboardInterrupt, SystemExit)):
+                raise error
         self.ways.say(wire.AverageLacks(self.name, decision.round, decision.attempt))
 
     def _call_in(self, decision: wire.AverageDecision) -> int:

@@ -21,6 +21,7 @@ from aiodist.buffers.reductions import signature_of_list
 from aiodist.collectives.device_transfer import THROUGH_HOST, DeviceTransfer
 from aiodist.devices import device_of, sections
 from aiodist.devices.base import Device
+from aiodist.devices.memory import MOST_VAIN
 from aiodist.devices.values import check_place
 from aiodist.devices.waiting import Settled
 from aiodist.devices.work import DeviceWork
@@ -183,10 +184,12 @@ class Reduction:
         return Call(self.name, text, start, self.nbytes, ON_DEVICE, settles=True)
 
     def _meet(self, on_lane: bool) -> Part[None]:
-        if not self.place.device_memory.problem:
+        memory, own = self.place.device_memory, b""
+        if not memory.problem and memory.vain < MOST_VAIN:
             self._join()
-        own = self.transfer.words(MAX_PAYLOAD) or THROUGH_HOST
-        blobs = yield from share(self.place, own, on_lane)
+            own = self.transfer.words(MAX_PAYLOAD)
+            memory.vain = memory.vain + 1 if self.transfer.sources.hidden else 0
+        blobs = yield from share(self.place, own or THROUGH_HOST, on_lane)
         yield from self.transfer.agree(dict(enumerate(blobs)), on_lane)
         if not self.transfer.direct:
             return

@@ -37,8 +37,9 @@ FLUSH, FLUSHED, DROP = range(3)
 """Kinds of messages between ranks, each with a number. Higher ones are of
 `aiodist.devices.shares`."""
 
-MOST_HIDDEN = 16
-"""After so many operations in a row whose memory has no handle, all go through the host."""
+MOST_VAIN = 16
+"""After so many reductions in a row whose arrays were joined in vain, because the memory has no
+handle, none are joined any more."""
 
 LINGER = 10.0
 """Seconds for which arrays are kept that others may still read when the group ends, because no rank
@@ -79,7 +80,8 @@ class DeviceMemory:
         self._limbo: dict[int, tuple[DeviceWork, set[int]]] = {}
         self._never: list[Callable[[], None]] = []  # what waits for work of a failed device
         self._closed = False  # the group has ended
-        self._hidden = 0  # so many operations in a row had memory without a handle
+        self._hides = False  # the log says that memory of this rank has no handle
+        self.vain = 0  # see `MOST_VAIN`
         self._mixed = False  # the log says that other ranks give arrays of the host
         self.handles = Handles(context.loop, self._freed)  # what was told, and what is open
         # Loans and their borrowers.
@@ -167,17 +169,10 @@ class DeviceMemory:
             self._say("tensors on devices go through host memory: %s", problem)
 
     def hides(self, why: str) -> None:
-        """Note that others cannot read the memory of an operation. If that comes again and again,
-        this rank no longer tries, because an operation that finds it out has worked in vain."""
-        self._hidden += 1
-        if self._hidden == MOST_HIDDEN:
-            self.refuse(why)
-        elif self._hidden == 1:
+        """Note that others cannot read some memory of this rank."""
+        if not self._hides:
+            self._hides = True
             self._say("some tensors on devices go through host memory: %s", why)
-
-    def shows(self) -> None:
-        """Note that others can read the memory of an operation."""
-        self._hidden = 0
 
     def mixed(self) -> None:
         """Note that other ranks gave arrays of the host for the same reduction."""

@@ -116,9 +116,7 @@ class Sources:
         if self.device_work is None or self.device_memory.problem or len(self.flats) > MOST_SHOWN:
             return b""  # nothing, or through the host
         try:
-            words = self.device_memory.handles.describe(self.device_work, self.flats, peer)
-            self.device_memory.shows()
-            return words
+            return self.device_memory.handles.describe(self.device_work, self.flats, peer)
         except OSError as error:
             # Later operations try again, because other memory may have a handle.
             self.hidden = f"rank {self.device_memory.rank}: {error}"

@@ -259,7 +259,8 @@ class Delivery:
         try:
             message.body = self._moved(message, target)
         except Exception as error:
-            message.body, message.lost = None, error
+            error.__context__ = None  # this and the frames would keep the user's memory
+            message.body, message.lost = None, error.with_traceback(None)
 
     def _moved(self, message: ComingMessage, target: Incoming) -> Incoming:
         """Return private memory with the data of `message`. Raises MemoryError."""

@@ -182,7 +182,10 @@ def digest_of(value: Any) -> str:
     try:
         encoded = encode(value)
     except (TypeError, ValueError):
-        encoded = encode(_without_objects(value))
+        try:
+            encoded = encode(_without_objects(value))
+        except Exception:  # of the tree itself, such as one that is too deep
+            return type(value).__name__
     summary = hashlib.blake2b(encoded.meta, digest_size=8)
     for part in encoded.buffers:
         summary.update(part)

@@ -42,7 +42,7 @@ MOST_POLLS = 2000
 POLL = 1e-5
 """Seconds that each further one takes, about as long as on a real loop."""
 
-FAIR_POLLS = 200_000
+FAIR_POLLS = 350_000
 """So many take that time. After these, the time doubles with each thousand, because a poll that is
 in vain has to end."""
 
@@ -312,7 +312,7 @@ class VirtualSelector(selectors.BaseSelector):
         elif not self.is_due():
             self._polls += 1
             if self._polls > MOST_POLLS:
-                self.now += POLL * 2 ** max(0, (self._polls - FAIR_POLLS) // 1000)
+                self.now += POLL * 2 ** min(30, max(0, (self._polls - FAIR_POLLS) // 1000))
             return ready
         self._polls = max(0, self._polls - POLLS_BETWEEN)
         return ready

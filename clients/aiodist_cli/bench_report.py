@@ -82,7 +82,7 @@ class Report:
                 "dtype": "float32",
             },
             "libraries": self.libraries,
-            "notes": self.notes,
+            "notes": self.notes + self.errors,
             "results": [result.as_json() for result in self.results],
         }
 

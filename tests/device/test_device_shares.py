@@ -16,7 +16,7 @@ from standin import StandinDevice
 
 import aiodist
 from aiodist import Group
-from aiodist.devices import memory as device_memory
+from aiodist.device_programs import reduction
 from aiodist.devices import shares as device_shares
 
 Devices = Callable[[int], list[StandinDevice]]
@@ -218,10 +218,10 @@ async def test_memory_without_a_handle_is_not_shared_and_other_memory_is(devices
         await shared(groups, ranks[1].put(np.ones(3)), 1)
 
 
-async def test_after_many_in_a_row_no_memory_without_a_handle_is_tried(
+async def test_after_many_in_a_row_no_arrays_are_joined_in_vain(
     devices: Devices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(device_memory, "MOST_HIDDEN", 3)
+    monkeypatch.setattr(reduction, "MOST_VAIN", 3)
     ranks = devices(2)
     asked = []
 

@@ -203,6 +203,7 @@ async def test_a_connection_is_entered_again_only_after_its_end() -> None:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0):
                 await connecting.__aenter__()
+        await (await connecting.__aenter__()).close()
         for _ in range(2):
             async with connecting as group:
                 with pytest.raises(RuntimeError, match="was entered, and not left yet: call conn"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import numpy as np
@@ -86,6 +88,11 @@ def test_without_memory_for_its_rest_the_message_of_a_cancelled_receive_is_lost(
     out[:] = -5
     net.settle()
     assert sending.done() and (out == -5).all()
+    assert receiving.cancelled() or receiving.exception() is not None
+    kept = weakref.ref(out)
+    del out, sending, receiving
+    gc.collect()
+    assert kept() is None  # though the error is kept for the next receive
     net.engines[0].send("later", 1)
     net.settle()
     with pytest.raises(MemoryError, match=r"1048576 bytes of rank 0 is lost"):

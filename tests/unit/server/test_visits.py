@@ -134,7 +134,7 @@ async def test_a_long_answer_may_be_read_slowly() -> None:
         handler.transport.write(bytes(1 << 24))
         await handler.gone.wait()
         # The system may have taken some more before the first look.
-        assert loop.time() - began < 2.1 * module.REQUEST_SECONDS
+        assert 0.9 < (loop.time() - began) / module.REQUEST_SECONDS < 2.1
 
 
 async def test_the_oldest_goes_for_a_new_one(

@@ -216,5 +216,9 @@ def test_objects_that_were_pickled_have_the_same_digest(wrap: Callable[[Any], An
     copy = pickle.loads(pickle.dumps(config))
     assert pickle.dumps(copy) != pickle.dumps(config)
     assert digest_of(wrap(copy)) == digest_of(wrap(config))
+    deep: list[Any] = []
+    for _ in range(200):
+        deep = [deep]
+    assert digest_of(wrap(deep)) == type(wrap(deep)).__name__  # it cannot travel
     arrays = [{"by": config, "more": [array]} for array in (np.ones(3), np.zeros(3))]
     assert digest_of(wrap(arrays[0])) != digest_of(wrap(arrays[1]))
