@@ -244,7 +244,7 @@ class DeviceMemory:
             self.when_done(tails, then)
 
     def _device_failed(self, then: Callable[[], None], error: Exception) -> None:
-        # Keep what `then` would free, because nobody knows whether the device still uses it.
+        # Keep what `then` would free, because the device may still use it.
         if not self._never:
             self._say(
                 "memory that others may read is kept, because the device fails: %s", f"{error}"

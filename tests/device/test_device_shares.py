@@ -244,7 +244,7 @@ async def test_after_many_in_a_row_no_arrays_are_joined_in_vain(
 async def test_a_view_is_dropped_where_the_device_fails(
     devices: Devices, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The loan stays, because nobody knows what the device still reads."""
+    """The loan stays, because the device may still read it."""
     ranks = devices(2)
     async with aiodist.local(2) as groups:
         on(groups, ranks)

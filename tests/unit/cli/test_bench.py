@@ -88,7 +88,7 @@ def test_a_pipe_is_not_opened_before_there_is_something_to_write(tmp_path: Path)
         assert errors.unwritable(pipe) is None
         poll = select.poll()
         poll.register(reading, select.POLLHUP)
-        assert poll.poll(0) == []  # nobody has written to it
+        assert poll.poll(0) == []  # no writer has come and gone
     finally:
         os.close(reading)
 
