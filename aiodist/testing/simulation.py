@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import aiodist.trace
 from aiodist.coordinator.actor import Coordinator
+from aiodist.errors import in_words
 from aiodist.phases.base import as_int
 from aiodist.session import connect
 from aiodist.testing.faults import FaultInjector
@@ -28,7 +29,6 @@ from aiodist.testing.virtual_loop import (
     VirtualLoop,
     abandon,
     current_process,
-    shown_error,
     shown_task,
 )
 from aiodist.timeouts import check_seconds
@@ -337,7 +337,7 @@ def _lost_error(task: asyncio.Task[Any]) -> str:
         return ""
     error = task.exception()
     assert error is not None
-    return f"Task exception was never retrieved: {shown_error(error)}"
+    return f"Task exception was never retrieved: {in_words(error)}"
 
 
 def _who() -> str:

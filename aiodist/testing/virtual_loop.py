@@ -338,14 +338,9 @@ def _owner_of(lost: Any) -> Process | None:
     """Return the process of a task, or of a Work that was to be looked at. None: not known."""
     if isinstance(lost, Task):
         return lost.process
-    return lost._unseen.context.get(_current) if isinstance(lost, Work) else None
-
-
-def shown_error(error: BaseException) -> str:
-    try:
-        return repr(error)
-    except Exception:  # of the program's own `__repr__`
-        return in_words(error)
+    # Works that the library has not given to the program have none.
+    unseen = getattr(lost, "_unseen", None) if isinstance(lost, Work) else None
+    return None if unseen is None else unseen.context.get(_current)
 
 
 def abandon(task: Any) -> None:
@@ -460,7 +455,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         if lost is not None and not self.blames(_owner_of(lost)):
             return
         error, text = what.get("exception"), str(what.get("message"))
-        self.errors.append(f"{text}: {shown_error(error)}" if error else text)
+        self.errors.append(f"{text}: {in_words(error)}" if error else text)
 
     def blames(self, owner: Process | None) -> bool:
         """Tell whether an error or an await that is forgotten now is a mistake of its owner.

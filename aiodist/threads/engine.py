@@ -20,11 +20,11 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextvars import copy_context
 from functools import partial
 from multiprocessing import util as processes
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from aiodist.errors import GroupClosedError, in_words
 from aiodist.threads.loop import Loop, Until, at_once
@@ -281,6 +281,27 @@ class Engine:
     def inherit(self) -> None:
         """Hear that this process is a fork of the one with the engine's thread."""
         self.is_inherited = True
+
+
+class EngineStream(Generic[T]):
+    """An async generator on the engine, whose steps other threads and loops wait for.
+
+    A step that is interrupted or cancelled ends on the engine a moment after it has ended for them,
+    and a generator that still runs cannot be closed. So `close` waits for that.
+    """
+
+    def __init__(self, generator: AsyncGenerator[T, None]) -> None:
+        self._generator = generator
+        self._turn = asyncio.Lock()
+
+    async def next(self, timeout: float | None) -> T | None:
+        """Return the next item, or None after the last one. Raises TimeoutError."""
+        async with self._turn, asyncio.timeout(timeout):
+            return await anext(self._generator, None)
+
+    async def close(self) -> None:
+        async with self._turn:
+            await self._generator.aclose()
 
 
 _here: list[Engine] = []

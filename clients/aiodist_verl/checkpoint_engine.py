@@ -16,7 +16,7 @@ import torch
 from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
 
 import aiodist
-from aiodist.threads.engine import engine
+from aiodist.threads.engine import EngineStream, engine
 
 T = TypeVar("T")
 
@@ -109,25 +109,13 @@ class ChannelCheckpointEngine(CheckpointEngine):
         # verl calls senders and receivers at the same time.
         before = self._version - 1
         await _on_engine(self._weights.wait(newer_than=before, timeout=self._timeout))
-        arrays = self._weights.stream(self._version)
-        # A cancelled `after` ends on the other loop a moment after it has ended here, and a
-        # generator that still runs cannot be closed.
-        turn = asyncio.Lock()
-
-        async def after() -> tuple[str, torch.Tensor] | None:
-            async with turn, asyncio.timeout(self._timeout):
-                return await anext(arrays, None)
-
-        async def close() -> None:
-            async with turn:
-                await arrays.aclose()
-
+        arrays = EngineStream(self._weights.stream(self._version))
         try:
-            while (found := await _on_engine(after())) is not None:
+            while (found := await _on_engine(arrays.next(self._timeout))) is not None:
                 name, tensor = found
                 yield name, tensor.to(self._device)
         finally:
-            await _on_engine(close())
+            await _on_engine(arrays.close())
 
     def _without(self, names: frozenset[str]) -> dict[str, Any]:
         return {name: value for name, value in self._options.items() if name not in names}

@@ -23,7 +23,7 @@ from vllm.distributed.weight_transfer.base import (
 )
 
 import aiodist
-from aiodist.threads.engine import engine
+from aiodist.threads.engine import EngineStream, engine
 
 
 @dataclass
@@ -114,26 +114,14 @@ class ChannelEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
     ) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the tensors of some layers (None: of all), each as soon as it is here, while others
         are in flight."""
-        arrays = weights.stream(version)
-        # An interrupted `after` ends on the engine a moment after it has ended here, and a
-        # generator that still runs cannot be closed.
-        turn = asyncio.Lock()
-
-        async def after() -> tuple[str, torch.Tensor] | None:
-            async with turn, asyncio.timeout(self._timeout):
-                return await anext(arrays, None)
-
-        async def close() -> None:
-            async with turn:
-                await arrays.aclose()
-
+        arrays = EngineStream(weights.stream(version))
         try:
-            while (found := engine().wait_for(after())) is not None:
+            while (found := engine().wait_for(arrays.next(self._timeout))) is not None:
                 name, tensor = found
                 if layers is None or layer_of(name) in layers:
                     yield name, tensor.to(self.device)
         finally:
-            engine().wait_for(close())
+            engine().wait_for(arrays.close())
 
     def shutdown(self) -> None:
         if self._weights is not None:

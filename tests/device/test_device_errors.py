@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import numpy as np
@@ -95,15 +96,23 @@ async def test_a_receiver_that_cannot_copy(
         await check_next(groups, ranks)
 
 
-async def test_a_receiver_whose_device_fails_later(
-    devices: Devices, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@asynccontextmanager
+async def under_way(devices: Devices) -> AsyncIterator[tuple[Any, ...]]:
+    """The groups and devices of two ranks, a send and its receive, and what holds the sender's
+    device."""
     ranks = devices(2)
     async with aiodist.local(2) as groups:
         groups[1]._context.device_memory.use(ranks[1])
         gate = ranks[0].current().hold()
         sending, receiving = groups[0].send(ranks[0].put(np.ones(100)), 1), groups[1].recv(src=0)
         await turns(groups)
+        yield groups, ranks, sending, receiving, gate
+
+
+async def test_a_receiver_whose_device_fails_later(
+    devices: Devices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with under_way(devices) as (groups, ranks, sending, receiving, gate):
         with monkeypatch.context() as broken:
             broken.setattr(standin.StandinEvent, "done", fails)
             for work in (receiving, sending):
@@ -116,12 +125,7 @@ async def test_a_receiver_whose_device_fails_later(
 async def test_a_message_that_was_not_read_stays_if_its_receive_is_cancelled(
     devices: Devices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ranks = devices(2)
-    async with aiodist.local(2) as groups:
-        groups[1]._context.device_memory.use(ranks[1])
-        gate = ranks[0].current().hold()
-        sending, receiving = groups[0].send(ranks[0].put(np.ones(100)), 1), groups[1].recv(src=0)
-        await turns(groups)
+    async with under_way(devices) as (groups, ranks, sending, receiving, gate):
         receiving.cancel()
         with monkeypatch.context() as broken:
             broken.setattr(standin.StandinEvent, "done", fails)

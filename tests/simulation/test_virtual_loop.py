@@ -11,6 +11,7 @@ import pytest
 
 from aiodist.testing import DeadlockError, Process, VirtualLoop
 from aiodist.testing.virtual_loop import SLOWEST_DISK, abandon
+from aiodist.work import Work
 
 
 @pytest.fixture
@@ -94,6 +95,13 @@ def test_an_interrupt_in_what_threads_do_ends_the_loop(loop):
     with pytest.raises(KeyboardInterrupt):
         loop.run_until_complete(task)
     abandon(task)
+
+
+def test_an_error_is_told_though_its_owner_is_not_known(loop):
+    work = Work.begin(loop, "all_reduce", None)
+    work.fail(KeyError("lost"))
+    del work
+    assert loop.errors == ["Work exception was never retrieved: KeyError: 'lost'"]
 
 
 def test_tasks_that_a_program_makes_in_its_own_way(loop):
