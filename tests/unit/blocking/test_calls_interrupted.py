@@ -165,6 +165,7 @@ def at_every_place(both: Ranks, attempt: Callable[[Interrupt, int], None]) -> No
 
 @pytest.mark.parametrize("is_there", [True, False], ids=["is there", "comes"])
 @pytest.mark.parametrize("name", ["recv", "irecv", "messages", "sendrecv"])
+@pytest.mark.timeout(240)  # it interrupts a call at each of some hundred places
 def test_no_message_is_lost(both: Ranks, name: str, is_there: bool) -> None:
     def attempt(interrupt: Interrupt, number: int) -> None:
         def send() -> None:
