@@ -304,9 +304,11 @@ class _Ranks:
             f"aiodist.launch._rank({rank}, {payload}, {theirs})"
         )
         try:
+            # Without -P, "-c" would import from the current folder, unlike most programs.
+            flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+            python = [sys.executable, *flags, "-P"]
             process = subprocess.Popen(
-                # Without -P, "-c" would import from the current folder, unlike most programs.
-                tether.command([sys.executable, "-P", "-c", program]),
+                tether.command([*python, "-c", program]),
                 stdin=subprocess.DEVNULL,
                 env=spawn.with_rank_environment(os.environ, self._job, rank, cores),
                 pass_fds=(payload, theirs),
@@ -363,7 +365,7 @@ class _Ranks:
             return
         when = "while it reported" if rank.reading.has_begun else "before its main returned"
         how = spawn.describe_exit(code or 0)
-        self._failed(PeerLostError(f"{who} died ({how}) {when}", ranks=[rank.number]), died=True)
+        self._failed(PeerLostError(f"{who} died ({how}) {when}", ranks=[rank.number]))
 
     def _take(self, number: int, who: str, report: reports.Report) -> None:
         failure: BaseException
@@ -387,11 +389,11 @@ class _Ranks:
         if report.text:
             failure.__cause__ = _RemoteTraceback(report.text)
         failure.add_note(f"(in {who})")
-        self._failed(failure)
+        self._failed(failure, is_consequence=report.is_consequence)
 
-    def _failed(self, failure: BaseException, *, died: bool = False) -> None:
+    def _failed(self, failure: BaseException, *, is_consequence: bool = False) -> None:
         """Note why a rank failed. Its death is never the consequence of another failure."""
-        if spawn.is_consequence(failure) and not died:
+        if is_consequence:
             if self._consequence is None:
                 self._consequence = failure
         elif self._cause is None:

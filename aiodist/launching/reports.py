@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 
 from aiodist.errors import AiodistError, in_words
 from aiodist.files import write_all
+from aiodist.launching import spawn
 
-_HEADER = struct.Struct(">BQQ")  # outcome, bytes of text, bytes of the pickle
+_HEADER = struct.Struct(">B?QQ")  # outcome, is_consequence, bytes of text, bytes of the pickle
 _AT_ONCE = 16 << 20
 """The most bytes that are read in one go, before the reader looks at its clock."""
 
@@ -33,11 +34,12 @@ class ReportOutcome(IntEnum):
 
 class Report(NamedTuple):
     """`text` is the traceback of what was raised. `pickled` is what was returned or raised, or an
-    opaque exception in words."""
+    opaque exception in words. `is_consequence`: it was raised because another rank failed."""
 
     outcome: ReportOutcome
     text: str
     pickled: bytes | memoryview
+    is_consequence: bool = False
 
 
 Dumps = Callable[[Any], bytes]
@@ -65,11 +67,13 @@ def returned(value: Any, dumps: Dumps = pickle.dumps) -> Report:
 def raised(error: BaseException, dumps: Dumps = pickle.dumps) -> Report:
     """Make the report of `error`: in words if it does not survive pickling."""
     text = "".join(traceback.format_exception(error))
+    is_consequence = spawn.is_consequence(error)  # here, because pickling loses its cause
     with contextlib.suppress(Exception):  # whatever the exception's own methods raise
         pickled = dumps(error)
         if isinstance(pickle.loads(pickled), BaseException):
-            return Report(ReportOutcome.RAISED, text, pickled)
-    return Report(ReportOutcome.OPAQUE, text, pickle.dumps(in_words(error)))
+            return Report(ReportOutcome.RAISED, text, pickled, is_consequence)
+    words = pickle.dumps(in_words(error))
+    return Report(ReportOutcome.OPAQUE, text, words, is_consequence)
 
 
 def value_of(report: Report) -> Any:
@@ -81,7 +85,8 @@ def value_of(report: Report) -> Any:
 def send(fd: int, report: Report) -> None:
     """Write `report`, and block until it is written. Raises OSError."""
     text = report.text.encode(errors="backslashreplace")
-    header = _HEADER.pack(report.outcome, len(text), len(report.pickled))
+    sizes = len(text), len(report.pickled)
+    header = _HEADER.pack(report.outcome, report.is_consequence, *sizes)
     write_all(fd, header + text)
     write_all(fd, report.pickled)
 
@@ -108,9 +113,10 @@ class ReportReading:
         """The report, once all of it has come."""
         if len(self._header) < _HEADER.size or self._came < len(self._body):
             return None
-        outcome, text_bytes, _ = _HEADER.unpack(self._header)
+        outcome, is_consequence, text_bytes, _ = _HEADER.unpack(self._header)
         body = memoryview(self._body)
-        return Report(ReportOutcome(outcome), str(body[:text_bytes], "utf-8"), body[text_bytes:])
+        text = str(body[:text_bytes], "utf-8")
+        return Report(ReportOutcome(outcome), text, body[text_bytes:], is_consequence)
 
     def read(self) -> None:
         """Read what has come, without blocking."""
@@ -131,7 +137,7 @@ class ReportReading:
             came = os.read(self.fd, _HEADER.size - len(self._header))
             self._header += came
             if len(self._header) == _HEADER.size:
-                self._body = bytearray(sum(_HEADER.unpack(self._header)[1:]))
+                self._body = bytearray(sum(_HEADER.unpack(self._header)[2:]))
             return len(came)
         number = os.readv(self.fd, [memoryview(self._body)[self._came :]])
         self._came += number

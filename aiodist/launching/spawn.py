@@ -17,7 +17,6 @@ from aiodist.errors import (
     CollectiveAbortedError,
     GroupRevokedError,
     PeerLostError,
-    leaves,
 )
 
 # Each by its own name, because `aiodist run` looks for these names in tracebacks.
@@ -32,9 +31,24 @@ CONSEQUENCES: tuple[type[AiodistError], ...] = (
 def is_consequence(error: BaseException) -> bool:
     """Tell whether a rank raised `error` because another rank failed.
 
-    An exception group is a consequence if all of its exceptions are.
+    An exception group is a consequence if all of its exceptions are. So is an exception that was
+    raised from a consequence, or while one was handled.
     """
-    return all(isinstance(leaf, CONSEQUENCES) for leaf in leaves(error))
+    return _is_consequence(error, set())
+
+
+def _is_consequence(error: BaseException, seen: set[int]) -> bool:
+    """`seen`: the ids of what came of `error`, because exceptions may refer to each other."""
+    found: BaseException | None = error
+    while found is not None and id(found) not in seen:
+        seen.add(id(found))
+        if isinstance(found, CONSEQUENCES) or (
+            isinstance(found, BaseExceptionGroup)
+            and all(_is_consequence(each, seen.copy()) for each in found.exceptions)
+        ):
+            return True
+        found = found.__cause__ if found.__suppress_context__ else found.__context__
+    return False
 
 
 SETTLE = 3.0

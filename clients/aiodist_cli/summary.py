@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -15,6 +16,12 @@ _CONSEQUENCE = re.compile(
     rb"aiodist\.errors\.(?:%s)\b"
     % b"|".join(error.__name__.encode() for error in spawn.CONSEQUENCES)
 )
+
+_LEADS_ON = (
+    b"The above exception was the direct cause of the following exception:",
+    b"During handling of the above exception, another exception occurred:",
+)
+"""What stands between two exceptions in a traceback."""
 
 
 class Exit(NamedTuple):
@@ -31,13 +38,15 @@ class Exit(NamedTuple):
 
     @property
     def is_consequence(self) -> bool:
-        """Whether the rank failed because of another one, according to its last line."""
+        """Whether the rank failed because of another one, according to its last lines."""
         return self.code > 0 and self.blames_another
 
     @property
     def blames_another(self) -> bool:
-        """Whether its last line says that another rank failed."""
-        return _CONSEQUENCE.match(self.last_line) is not None
+        """Whether its last exception says that another rank failed, or one that led to it."""
+        words = self._words
+        before = (line for line, after in itertools.pairwise(words) if after in _LEADS_ON)
+        return any(_CONSEQUENCE.match(line) for line in (*before, *words[-1:]))
 
     @property
     def waited_in_vain(self) -> bool:
@@ -47,8 +56,12 @@ class Exit(NamedTuple):
     @property
     def last_line(self) -> bytes:
         """The last line that it wrote; of a traceback, the exception."""
-        words = (line.strip(_FRAME) for line in reversed(self.tail))
-        return next((line for line in words if line), b"")
+        return self._words[-1] if self._words else b""
+
+    @property
+    def _words(self) -> list[bytes]:
+        """The last lines that it wrote, without the drawing of exception groups."""
+        return [words for line in self.tail if (words := line.strip(_FRAME))]
 
 
 def distinct(

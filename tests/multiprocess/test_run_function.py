@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import select
 import selectors
@@ -104,6 +105,32 @@ async def rank_0_gives_up(group: aiodist.Group) -> None:
 def test_consequence_without_cause_is_raised_after_a_moment() -> None:
     with pytest.raises(aiodist.PeerLostError, match="rank 1 seems gone"):
         aiodist.run(rank_0_gives_up, 2)
+
+
+class UnpicklableError(Exception):
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(first)
+
+
+async def rank_0_wraps_its_loss(group: aiodist.Group, error: Callable[[], Exception]) -> None:
+    if group.rank == 0:
+        try:
+            raise aiodist.PeerLostError("rank 1 is gone", ranks=[1])
+        except aiodist.PeerLostError as loss:
+            raise error() from loss
+    with contextlib.suppress(aiodist.PeerLostError):
+        await group.recv()
+    raise OwnError("the cause", 7)
+
+
+def unpicklable() -> Exception:
+    return UnpicklableError("the step", "failed")
+
+
+@pytest.mark.parametrize("error", [RuntimeError, unpicklable])
+def test_a_cause_is_raised_rather_than_what_was_raised_from_its_consequence(error: Any) -> None:
+    with pytest.raises(OwnError, match="the cause"):
+        aiodist.run(rank_0_wraps_its_loss, 2, (error,))
 
 
 async def die(group: aiodist.Group, number: int) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import pickle
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -32,3 +34,18 @@ def test_ranks_import_from_where_the_program_does(
     (tmp_path / "secrets.py").write_text("raise ValueError('not the module of Python')")
     monkeypatch.chdir(tmp_path)
     assert aiodist.run(its_rank, 1) == [0]
+
+
+def test_ranks_have_the_flags_of_the_interpreter(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import sys\n"
+        "import aiodist\n"
+        "async def main(group):\n"
+        "    return sys.flags.optimize, sys.flags.utf8_mode, sys.warnoptions\n"
+        "if __name__ == '__main__':\n"
+        "    print(*aiodist.run(main, 1))\n"
+    )
+    flags = ["-O", "-X", "utf8", "-W", "error::BytesWarning"]
+    said = subprocess.check_output([sys.executable, *flags, program], timeout=60)
+    assert said.decode().strip() == "(1, 1, ['error::BytesWarning'])"

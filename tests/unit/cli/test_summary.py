@@ -25,7 +25,13 @@ def test_first_failure_counts() -> None:
     assert cause([Exit(3, 0), Exit(2, 1, OWN), Exit(0, 7, OWN)]) == Exit(2, 1, OWN)
 
 
-@pytest.mark.parametrize("tail", [LOST, GROUPED, (*LOST, b"")])
+WRAPPED = (
+    *(*LOST, b"", b"The above exception was the direct cause of the following exception:", b""),
+    *(b"Traceback (most recent call last):", b"RuntimeError: the step failed"),
+)
+
+
+@pytest.mark.parametrize("tail", [LOST, GROUPED, (*LOST, b""), WRAPPED])
 def test_consequences_come_last(tail: tuple[bytes, ...]) -> None:
     victim = Exit(0, 1, tail)
     assert victim.is_consequence

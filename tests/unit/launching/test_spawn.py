@@ -133,3 +133,17 @@ def test_a_group_of_consequences_is_one() -> None:
     assert spawn.is_consequence(lost)
     assert spawn.is_consequence(ExceptionGroup("tasks", [lost, lost]))
     assert not spawn.is_consequence(ExceptionGroup("tasks", [lost, ValueError("no")]))
+
+
+def test_what_came_of_a_consequence_is_one() -> None:
+    lost = PeerLostError("gone", ranks=[1])
+    wrapped, handled, hidden = RuntimeError("from"), KeyError("while"), ValueError("from None")
+    wrapped.__cause__ = ExceptionGroup("tasks", [lost])
+    handled.__context__ = wrapped
+    hidden.__context__, hidden.__suppress_context__ = lost, True
+    assert spawn.is_consequence(wrapped)
+    assert spawn.is_consequence(ExceptionGroup("tasks", [lost, handled]))
+    assert not spawn.is_consequence(hidden)
+    one, other = ValueError("one"), ValueError("other")
+    one.__cause__, other.__cause__ = ExceptionGroup("a ring", [other]), one
+    assert not spawn.is_consequence(one)
