@@ -131,12 +131,18 @@ def encode(
     meta, specs = tokens.pack(encoder.tokens), tuple(encoder.specs)
     encoded = Encoded(meta, encoder.buffers, specs, encoder.gaps)
     if flat is not None and encoder.direct:
-        # Only arrays that travel as they lie in memory. One of the other byte order has the same
-        # name, but its bytes have to be turned each time.
-        if len(_described) >= _KEPT:
-            del _described[next(iter(_described))]
-        _described[array.dtype, array.shape] = encoded.meta, encoded.specs
+        _keep(array, encoded.meta, encoded.specs)
     return encoded
+
+
+def _keep(array: Any, meta: bytes, specs: tuple[Spec, ...]) -> None:
+    """Keep the metadata of an array that travels as it lies in memory.
+
+    One of the other byte order has the same name, but its bytes have to be turned each time.
+    """
+    if len(_described) >= _KEPT:
+        del _described[next(iter(_described))]
+    _described[array.dtype, array.shape] = meta, specs
 
 
 def encode_plain(value: object, most: int) -> bytes | None:
@@ -144,16 +150,31 @@ def encode_plain(value: object, most: int) -> bytes | None:
 
     None: it has arrays, or cannot travel, or the metadata has more than `most` bytes.
     """
-    encoder = _Encoder(False, None, _is_array)
+    encoded = encode_within(value, most, refuses=_is_array)
+    return None if encoded is None or encoded.specs else encoded.meta
+
+
+def encode_within(
+    value: object, most: int, *, refuses: Callable[[Any], bool] | None = None
+) -> Encoded | None:
+    """Make the message of a value of at most `most` bytes, all on the host and without pickles.
+
+    None: the value is something else, or has a leaf that `refuses` says True to. `encode` says what
+    is wrong, if anything is.
+    """
+    encoder = _Encoder(False, None, refuses, most)
     try:
         if core is not None:
-            written: bytes | None = core.write_value(value, most, encoder.leaf)
-            return written
-        encoder.put(value, "value", 0)
-    except Exception:  # whatever is wrong, `encode` says it
+            meta = core.write_value(value, most, encoder.leaf)
+        else:
+            encoder.put(value, "value", 0)
+            meta = tokens.pack(encoder.tokens)
+    except Exception:
         return None
-    meta = tokens.pack(encoder.tokens)
-    return None if encoder.specs or len(meta) > most else meta
+    if meta is None:
+        return None
+    encoded = Encoded(meta, encoder.buffers, tuple(encoder.specs))
+    return encoded if len(meta) + encoded.nbytes <= most else None
 
 
 def _is_array(leaf: object) -> bool:
@@ -168,7 +189,9 @@ class _Encoder:
         allow_pickle: bool | None,
         foreign: Giver | None,
         refuses: Callable[[Any], bool] | None = None,
+        most: int = sys.maxsize,
     ) -> None:
+        self._room = most  # bytes that its arrays may still take
         self.allow_pickle = allow_pickle  # whether other objects may travel, as pickles
         self._refuses = refuses  # whether `leaf` raises TypeError for a leaf
         self._packer: Any = None  # packs tokens for `leaf`
@@ -203,6 +226,12 @@ class _Encoder:
         """
         if self._refuses is not None and self._refuses(value):
             raise TypeError("this leaf is not for the compiled part")
+        flat = arrays.plain(value)
+        if flat is not None and (found := _described.get((value.dtype, value.shape))) is not None:
+            meta, specs = found
+            self.specs += specs
+            self._take(flat)
+            return bytearray(meta[1:])  # without the number of tokens
         if isinstance(value, np.generic) and value.dtype.kind in "biuf" and value.nbytes <= 8:
             self.tokens.append(tokens.scalar(value.dtype.name, value.tobytes()))
         elif not self._array(value, "value"):
@@ -221,6 +250,8 @@ class _Encoder:
         token = self.tokens.pop()
         if type(token) is int and fits(token):
             return token
+        if flat is not None and self.direct:
+            _keep(value, tokens.pack([token]), (self.specs[-1],))
         if self._packer is None:
             self._packer = tokens.packer()
         return bytearray(self._packer.pack(token))
@@ -246,9 +277,15 @@ class _Encoder:
         kind: arrays.Kind = "torch" if array.kind == "torch" else "numpy"
         self.tokens.append(tokens.array(kind, array.name, array.shape))
         self.specs.append(Spec(kind, array.name, array.shape, flat.nbytes))
+        self._take(flat)
+        return True
+
+    def _take(self, flat: Flat) -> None:
+        self._room -= flat.nbytes
+        if self._room < 0:
+            raise ValueError("the arrays take more bytes than they may")
         if flat.nbytes:
             self.buffers.append(byte_view(flat))
-        return True
 
     def _container(self, value: Any, where: Where, depth: int) -> None:
         if depth > MAX_DEPTH:

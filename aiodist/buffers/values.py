@@ -18,6 +18,7 @@ import numpy as np
 
 from aiodist.buffers import arrays, tokens
 from aiodist.buffers.arrays import Flat, check_same, view, writable
+from aiodist.buffers.dtypes import carrier
 from aiodist.buffers.encoding import byte_view
 from aiodist.buffers.foreign import Taker, Target
 from aiodist.buffers.packed_numbers import NUMBERS, fits
@@ -81,6 +82,7 @@ class Incoming:
         "_tree",
         "buffers",
         "foreign",
+        "has_pickles",
         "is_plain",
         "nbytes",
         "specs",
@@ -88,11 +90,12 @@ class Incoming:
     )
 
     def __init__(
-        self, tree: Any, specs: list[Spec], allow_pickle: bool, *, is_plain: bool = False
+        self, tree: Any, specs: list[Spec], allow_pickle: bool, has_pickles: bool = False
     ) -> None:
         self._tree = tree  # the value, with a `_Leaf` for each array and a `_Pickled` for a pickle
-        self.is_plain = is_plain  # whether it has neither
         self.specs = specs  # dtype and shape of each array
+        self.has_pickles = has_pickles  # whether an object came as a pickle
+        self.is_plain = not (specs or has_pickles)
         self.nbytes = sum([spec.nbytes for spec in specs])
         self._allow_pickle = allow_pickle
         self.buffers: list[memoryview] = []  # memory for the bytes to come
@@ -178,6 +181,19 @@ class Incoming:
             return self._out
         return self.build([array.value for array in self.targets], numbers)
 
+    def read(self, data: memoryview) -> Any:
+        """Return the value with copies of its arrays, whose bytes are `data`, in order.
+
+        Raises TypeError if it has pickles, or an array that cannot be made here.
+        """
+        if self.has_pickles:
+            raise TypeError("pickles are read by `allocate` and `finish` only")
+        copies, at = [], 0
+        for spec in self.specs:
+            copies.append(_copy(spec, data, at))
+            at += spec.nbytes
+        return self.build(copies)
+
     def build(self, arrays: Sequence[Any], numbers: Sequence[Any] = ()) -> Any:
         """Return the value with these as its arrays, and as its numbers if they were taken out."""
         return _build(self._tree, arrays, numbers)
@@ -190,7 +206,7 @@ class Incoming:
 
     def anew(self) -> Incoming:
         """Return the same, not allocated yet."""
-        return Incoming(self._tree, self.specs, self._allow_pickle, is_plain=self.is_plain)
+        return Incoming(self._tree, self.specs, self._allow_pickle, self.has_pickles)
 
     def outline(self) -> Any:
         """Return the `outline` of the value, with dtype and shape of each array."""
@@ -203,14 +219,6 @@ class Incoming:
             return WORD
 
         return outline(self._tree, leaf)
-
-    @property
-    def has_pickles(self) -> bool:
-        """Whether an object came as a pickle."""
-        if self.is_plain:
-            return False
-        leaves = _walk(self._tree, None, "value")
-        return any(isinstance(leaf, _Pickled) for _, leaf, _ in leaves)
 
 
 WORD: Final = "word"
@@ -235,6 +243,16 @@ def outline(tree: Any, leaf: Callable[[Any], Any], depth: int = 0) -> Any:
         parts = [outline(item, leaf, depth + 1) for item in tree]
         return None if None in parts else ("list", *parts)
     return leaf(tree)
+
+
+def _copy(spec: Spec, data: memoryview, at: int) -> Any:
+    """Return a new array as `spec` says, with the bytes from `at` on."""
+    if spec.kind == "numpy":
+        return np.ndarray(spec.shape, carrier(spec.name), data, at).copy()
+    made = arrays.empty(spec.kind, spec.name, spec.shape, "value")
+    if spec.nbytes:
+        byte_view(made.read())[:] = data[at : at + spec.nbytes]
+    return made.value
 
 
 def _without_numbers(tree: Any, numbers: Iterator[int]) -> Any:
@@ -335,8 +353,7 @@ def parse(
     else:
         reader = _Reader()
         tree = reader.read(meta)
-        is_plain = not (reader.specs or reader.has_pickles)
-        incoming = Incoming(tree, reader.specs, allow_pickle, is_plain=is_plain)
+        incoming = Incoming(tree, reader.specs, allow_pickle, reader.has_pickles)
     if incoming.nbytes > max_bytes:
         raise MessageTooLargeError(_too_large(incoming.nbytes, "arrays", max_bytes))
     return incoming

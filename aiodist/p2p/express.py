@@ -1,4 +1,4 @@
-"""Point to point for arrays that are not large and for plain values, within the call.
+"""Point to point for what is not large, within the call.
 
 It sends the same EAGER frames as the engine, byte for byte, so that no peer can tell. Credit, order
 and losses are those of the engine. The part that is the same in all messages of one dtype, shape
@@ -10,9 +10,9 @@ Larger arrays, up to `frames.MOST_PUSHED`, take the PUSH, DATA and FIN frames of
 This needs leave of the receiver, and room in the link for all three. They are written together. The
 receiver can expect them, because the ids of messages ascend by one.
 
-Plain values, such as a dict of numbers, are encoded by the compiled part. A receive over shared
-memory expects one as long as the last one, and reads it then. What is not plain is left to the
-engine.
+Other values, such as a dict of arrays and numbers, go in one piece: metadata and copies of the
+arrays. A receive over shared memory expects one with as many bytes of both as the last one, and
+reads it then. Pickles and what is on a device are left to the engine.
 
 The compiled part does the same for arrays over shared memory, once this code has taught it their
 kind. It calls this code for all other messages.
@@ -22,23 +22,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Final, Protocol, TypeVar
 
 import numpy as np
 
 from aiodist.buffers import arrays, tensors, values
 from aiodist.buffers.descriptions import Part, described, word
+from aiodist.buffers.encoding import encode_within
 from aiodist.buffers.tokens import Spec
 from aiodist.compiled import core
 from aiodist.errors import ProtocolError
 from aiodist.links.endpoint import Endpoint
 from aiodist.p2p import frames as wire
 from aiodist.p2p.credit import EAGER, SHARED_BATCH, Key, MessageTag
-from aiodist.p2p.message_forms import Credits, MessageForm, PlainForm
+from aiodist.p2p.message_forms import Credits, MessageForm, ValueForm
 from aiodist.p2p.point_to_point import PointToPoint, as_tag
-from aiodist.recorder import Records
+from aiodist.recorder import FEW, MOST_TEXT, Records
 from aiodist.transports import futex
 from aiodist.transports.base import Link
 from aiodist.transports.framed import FramedLink, Whole
@@ -107,14 +107,15 @@ class P2PExpress:
         self.in_vain = False
         """Whether the last receive waited, and nothing came."""
         self._came: dict[bytes, MessageForm | None] = {}  # by metadata
-        self._plain: dict[int, MessageForm | None] = {}  # of plain values, by their length
+        # Of other values, by their bytes of metadata and of arrays.
+        self._values: dict[tuple[int, int], MessageForm | None] = {}
         self._compiled: Any = None
         """Sends and receives messages of known kinds over shared memory."""
         if not is_virtual(self._loop):
             self._use_compiled(context)
 
     def send(self, x: Any, dst: Any, tag: Any) -> Work[None] | None:
-        """Send an array or a plain value. None: the fast path does not apply, and nothing was
+        """Send an array or another value. None: the fast path does not apply, and nothing was
         done.
 
         Raises TypeError or ValueError if `tag` is not a tag.
@@ -122,12 +123,14 @@ class P2PExpress:
         form = self._form(self._sent, x)
         data: memoryview | None
         if form is not None:
-            data = arrays.window(x, form.spec.nbytes)
+            text, data = form.text, arrays.window(x, form.spec.nbytes)
         else:
-            meta = None if core is None else core.write_value(x, self._most)
-            if meta is None or (form := self._plain_form(len(meta))) is None:
+            encoded = None if _is_array(x) else encode_within(x, self._most)
+            if encoded is None:
                 return None
-            data = memoryview(meta)
+            form = self._value_form(len(encoded.meta), encoded.nbytes)
+            text = _text_of(encoded.specs[:FEW])
+            data = memoryview(b"".join((encoded.meta, *encoded.buffers)))
         link = self._link(dst)
         if link is None or data is None:
             return None
@@ -151,12 +154,12 @@ class P2PExpress:
         work: Work[None] = Work.begin(self._loop, "send", tag, None, form.shown)
         # If the loop is due, give it a turn now, while the message is in flight, and not when the
         # answer is there.
-        if self._progress.finish(work, None, self._note(work, form, dst)):
+        if self._progress.finish(work, None, self._note(work, text, dst)):
             link.leave_to_call()
         return work
 
     def recv(self, src: Any, tag: Any, out: Any) -> Work[Any] | None:
-        """Receive an array, or a plain value as long as the last one, if it comes next from `src`.
+        """Receive an array, or another value as long as the last one, if it comes next from `src`.
 
         None: the fast path does not apply, or nothing came in time, or something else came. Part
         of an array may be in `out` then, but the whole array still has to be received.
@@ -173,15 +176,15 @@ class P2PExpress:
         form = self._came.get(last_meta)
         if form is None and last_meta not in self._came:
             form = self._learn(last_meta)
-        value, is_plain = out, False
+        value, is_value = out, False
         if out is None:
             if form is None:
                 return None
             value = _new(form.spec)
-            is_plain = type(form) is PlainForm
-            # A stream hands on what is behind a message before this code could look at it, and a
-            # message that is not plain must not come after that.
-            if is_plain and link.rings is None:
+            is_value = type(form) is ValueForm
+            # A stream hands on what is behind a message before this code could look at it. What the
+            # ordinary way has to read must not come after that.
+            if is_value and link.rings is None:
                 return None
         else:
             due = self._form(self._due, out)
@@ -198,7 +201,7 @@ class P2PExpress:
         work: Work[Any] = Work.begin(self._loop, "recv", expected, None, form.shown)
         progress = self._progress
         look: Callable[[Any, Any], bool | None] = link.look_for
-        if is_plain:
+        if is_value:
             look = partial(_look_alone, link)
         what: Any = head
         if form.is_pushed:
@@ -223,16 +226,17 @@ class P2PExpress:
                 if self._held:
                     self._wire.let_all_go()
                 found = progress.look(link, look, what, into, crowded=self.crowded)
-            if found or is_plain or (found is None and not (form.is_pushed and what.there)):
+            if found or is_value or (found is None and not (form.is_pushed and what.there)):
                 break
         if not found:
             self.in_vain = found is None
             return None
-        if is_plain:
-            assert core is not None
-            value = core.read_value(into)
-            if value is NotImplemented:  # the ordinary way can read it, or says what is wrong
-                self._came_otherwise(link, src, expected, into)
+        text = form.text
+        if is_value:
+            try:
+                value, text = self._read(form, into)
+            except Exception:  # the ordinary way can read it, or says what is wrong
+                self._came_otherwise(link, src, expected, form, into)
                 return None
         try:
             (receiver.took_pushed if form.is_pushed else receiver.took)(src, expected, price)
@@ -243,7 +247,7 @@ class P2PExpress:
         self._moved.received += len(form.meta)
         if out is not None and type(out) is not np.ndarray:
             tensors.mark_written(out)
-        if not is_plain and self._teaches(link):
+        if not is_value and self._teaches(link):
             if out is None:
                 make = partial(_new, form.spec)
                 self._teach("recv", form, form.spec, word(None), described(value), finish=make)
@@ -251,14 +255,28 @@ class P2PExpress:
                 mark = tensors.mark_written if type(out) is not np.ndarray else None
                 self._teach("recv", form, form, described(out, is_place=True), finish=mark)
         work.source = src
-        work.finish_within_call(value, self._note(work, form, src))
+        work.finish_within_call(value, self._note(work, text, src))
         return work
 
+    def _read(self, form: MessageForm, whole: memoryview) -> tuple[Any, bytes]:
+        """Return a value that has come, and the text for it. Raises an error if it cannot be read
+        so."""
+        meta, data = whole[: form.described], whole[form.described :]
+        value = values.parse(meta, max_bytes=self._context.max_message_bytes)
+        if value.nbytes != data.nbytes or value.has_foreign:
+            raise ProtocolError("its arrays are not behind its metadata")
+        return value.read(data), _text_of(tuple(value.specs[:FEW]))
+
     def _came_otherwise(
-        self, link: FramedLink, src: int, tag: MessageTag, payload: memoryview
+        self,
+        link: FramedLink,
+        src: int,
+        tag: MessageTag,
+        form: MessageForm,
+        payload: memoryview,
     ) -> None:
         """Let the ordinary way have a message that was taken from `link`."""
-        fields = (wire.EAGER, tag, False, len(payload))
+        fields = (wire.EAGER, tag, False, form.described)
         try:
             landing = self._context.p2p.frame(src, fields, len(payload))
         except ProtocolError as error:  # the sender had no credit left
@@ -301,11 +319,11 @@ class P2PExpress:
             self._wire.let_go(dst)
         return False
 
-    def _note(self, work: Work[Any], form: MessageForm, peer: int) -> float:
+    def _note(self, work: Work[Any], text: bytes, peer: int) -> float:
         """Record a message that is done. Return the time, by the clock of the loop."""
         records, ended = self._records, self._loop.time()
         records.add((
-            records.where, work.op, work.tag, None, form.text, peer, work.nbytes, work._started,
+            records.where, work.op, work.tag, None, text, peer, work.nbytes, work._started,
             ended,
         ))  # fmt: skip
         if records.trace is not None:
@@ -445,8 +463,7 @@ class P2PExpress:
     # -- forms ------------------------------------------------------------------------------------
 
     def _form(self, forms: dict[tuple[Any, Any], MessageForm | None], x: Any) -> MessageForm | None:
-        cls = type(x)
-        if cls is not np.ndarray and cls is not tensors.plain_type():
+        if not _is_array(x):
             return None
         try:
             key = (x.dtype, x.shape)
@@ -470,26 +487,26 @@ class P2PExpress:
 
     def _learn(self, meta: bytes) -> MessageForm | None:
         """Return the form of a message that came with this metadata."""
-        if core is not None and core.read_value(meta) is not NotImplemented:
-            return _keep(self._came, meta, self._plain_form(len(meta)))
         try:
-            specs = values.parse(meta).specs if meta else []
+            value = values.parse(meta) if meta else None
         except ProtocolError:  # it failed its receive, and says nothing about the next message
-            specs = []
-        form = self._make(specs[0]) if len(specs) == 1 and specs[0].kind != "device" else None
-        if form is not None and form.meta != meta:
-            form = None  # a tree of values
+            value = None
+        form = None
+        if value is None or value.has_foreign:
+            pass
+        elif value.array is not None:
+            form = self._make(value.array)
+        elif len(meta) + value.nbytes <= self._most:
+            form = self._value_form(len(meta), value.nbytes)
         return _keep(self._came, meta, form)
 
-    def _plain_form(self, length: int) -> MessageForm | None:
-        """Return the form of plain values whose metadata has so many bytes. None: they are too
-        long."""
-        if length > self._most:
-            return None
-        try:
-            return self._plain[length]
-        except KeyError:
-            return _keep(self._plain, length, PlainForm(self._context.id, length))
+    def _value_form(self, described: int, nbytes: int) -> MessageForm:
+        """Return the form of values with so many bytes of metadata and of arrays."""
+        form = self._values.get((described, nbytes))
+        if form is None:
+            form = ValueForm(self._context.id, described, nbytes)
+            _keep(self._values, (described, nbytes), form)
+        return form
 
     def _make(self, spec: Spec) -> MessageForm | None:
         if not 0 < spec.nbytes <= wire.MOST_PUSHED:
@@ -512,10 +529,22 @@ def _look_alone(link: FramedLink, head: bytes, into: memoryview) -> bool | None:
     """
     rings = link.rings
     assert rings is not None
-    with suppress(ProtocolError):  # the link finds it again
+    try:
         if rings.has_news() and not rings.goes_on_with(head):
             return False
+    except ProtocolError:
+        pass  # the link finds it again
     return link.look_for(head, into)
+
+
+def _is_array(x: object) -> bool:
+    return type(x) is np.ndarray or type(x) is tensors.plain_type()
+
+
+@lru_cache(maxsize=KEPT)
+def _text_of(specs: tuple[Spec, ...]) -> bytes:
+    """Return how records show a message with these arrays."""
+    return ", ".join(map(str, specs))[:MOST_TEXT].encode()
 
 
 def _new(spec: Spec) -> Any:

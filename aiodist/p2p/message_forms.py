@@ -89,16 +89,18 @@ class MessageForm(dict[MessageTag, Wrapping]):
         return prefix(about, len(self.meta)) + self.meta + data, end
 
 
-class PlainForm(MessageForm):
-    """What is the same in all messages of plain values whose metadata has so many bytes.
+class ValueForm(MessageForm):
+    """What is the same in all messages of values, such as dicts, with so many bytes of metadata and
+    of arrays.
 
-    The metadata is the whole message, and is read as its data.
+    Metadata and arrays together are read as the data of the message.
     """
 
-    def __init__(self, context: bytes, length: int) -> None:
-        super().__init__(context, Spec("numpy", "uint8", (length,), length))
+    def __init__(self, context: bytes, described: int, nbytes: int) -> None:
+        whole = described + nbytes
+        super().__init__(context, Spec("numpy", "uint8", (whole,), whole))
         self.meta = self.text = b""
-        self.nbytes = self.described = length
+        self.nbytes, self.described = whole, described
         self.is_pushed = False
         self.plain = "", (), 0  # it is like no array
 

@@ -20,7 +20,7 @@ from aiodist.work import Work
 MOST_OF_ONE_ARRAY: Final = 1024
 """The most bytes of metadata of a single array, with any number of dimensions."""
 
-REMEMBERED: Final = 128
+REMEMBERED: Final = 2048
 """The most bytes of metadata of a message that is remembered."""
 
 EMPTY: Final = memoryview(b"")

@@ -1,4 +1,4 @@
-"""Plain values by the short way: what arrives, and what comes in their place."""
+"""Values that are no arrays by the short way: what arrives, and what comes in their place."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import aiodist
-from aiodist import compiled
 from aiodist.buffers.encoding import encode
 from aiodist.errors import ProtocolError
 from aiodist.p2p import frames
@@ -19,10 +18,12 @@ from aiodist.p2p.credit import EAGER
 from aiodist.wire import kinds
 from aiodist.wire.frames import pack_fields
 
-pytestmark = [
-    pytest.mark.skipif(compiled.core is None, reason=f"no compiled part: {compiled.reason}"),
-    pytest.mark.parametrize("transport", ["shm", "tcp"]),
-]
+try:
+    import torch
+except ModuleNotFoundError:
+    torch = None  # type: ignore[assignment]
+
+pytestmark = pytest.mark.parametrize("transport", ["shm", "tcp"])
 
 VALUES = [
     None, True, 7, -(2**63), 0.5, "text", "x" * 100, "\udcff", b"bytes", 2**70, 1j,
@@ -66,10 +67,89 @@ async def test_a_value_arrives(transport: str, x: Any) -> None:
             first, second, third = [value for value, _ in found]
             if isinstance(x, (list, dict)):
                 assert first is not second is not third
-        is_short = [is_prepared for _, is_prepared in found]
-        assert compiled.core is not None
-        is_plain = compiled.core.read_value(encode(x).meta) is not NotImplemented
-        assert is_short == [is_plain and transport == "shm"] * 3
+        assert [is_prepared for _, is_prepared in found] == [transport == "shm"] * 3
+
+
+def arrays_of(number: int) -> list[Any]:
+    """Values with arrays, of the same sizes for each number."""
+    x = np.arange(12, dtype=np.float32) + number
+    found = [
+        {"x": x, "reward": number / 7, "done": number % 2 == 0, "step": number},
+        [x, x[:0], (x > 5, x.astype(np.int16))],
+        (x.reshape(3, 4).T, x[::2], x.astype(">i4"), np.array(number), np.float64(number)),
+        [{"of": x, (1, "b"): np.array([[number]], np.uint64)}, "text", x.astype(np.bool_)],
+        [np.ones(2), np.full((2, 2), number, np.complex128), 2**70 + number],
+    ]
+    if torch is not None:
+        t = torch.arange(6.0).reshape(2, 3) + number
+        found.append({"t": t, "half": t.bfloat16(), "x": x, "none": t[:, :0], "turned": t.T})
+    return found
+
+
+def same(a: Any, b: Any) -> bool:
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return type(b) is (tuple if isinstance(a, tuple) else list) and all(map(same, a, b))
+    if isinstance(a, np.ndarray):
+        is_like = a.dtype.newbyteorder("=") == b.dtype and a.shape == b.shape
+        return type(b) is np.ndarray and is_like and bool((a == b).all())
+    if torch is not None and isinstance(a, torch.Tensor):
+        return a.dtype == b.dtype and torch.equal(a, b)
+    return type(a) is type(b) and bool(a == b)
+
+
+@pytest.mark.parametrize("which", range(6))
+async def test_values_with_arrays_arrive(transport: str, which: int) -> None:
+    if which == 5 and torch is None:
+        pytest.skip("torch is not installed")
+    async with pair(transport) as (a, b):
+        before: Any = None
+        for number in range(4):
+            x = arrays_of(number)[which]
+            value, is_prepared = await there(a, b, x, tag="rows")
+            assert same(x, value), (x, value)
+            assert before is None or same(arrays_of(number - 1)[which], before)
+            assert is_prepared == (transport == "shm" and number > 0)
+            before = value
+
+
+async def test_records_show_the_arrays_of_values(transport: str) -> None:
+    """As the ordinary way does."""
+    async with pair(transport) as (a, b):
+        for x in ({"x": np.ones(3), "y": [np.ones((2, 2), np.int8)]}, [np.ones(2)] * 6, {"n": 1}):
+            for _ in range(2):
+                await there(a, b, x)
+            await asyncio.gather(a.ssend(x, 1), b._context.p2p.recv(0))
+            for group, ops in ((a, ("send", "ssend")), (b, ("recv",))):
+                entries = group._context.endpoint.recorder.entries(0.0)
+                found = [(entry.call, entry.nbytes) for entry in entries if entry.op in ops]
+                assert len(set(found[-3:])) == 1
+
+
+async def test_pickles_take_the_ordinary_way(transport: str) -> None:
+    options = {"transports": (transport,), "op_timeout": 30.0, "allow_pickle": True}
+    async with aiodist.local(2, **options) as (a, b):  # type: ignore[arg-type]
+        for number in range(4):
+            x = {"set": {number}, "x": np.full(3, number)}
+            value, is_prepared = await there(a, b, x)
+            assert same(x.pop("x"), value.pop("x")) and x == value and not is_prepared
+
+
+async def test_a_message_that_lies_about_its_arrays(transport: str) -> None:
+    """It is as long as the last one, but has more or fewer bytes of arrays than it says."""
+    async with pair(transport) as (a, b):
+        x = [np.ones(8)]
+        meta = encode(x).meta
+        for lie in (encode([np.ones(7)]).meta, encode([np.ones(9)]).meta):
+            for _ in range(2):
+                assert same(x, (await there(a, b, x))[0])
+            assert len(lie) == len(meta)
+            header = pack_fields(kinds.P2P, a._context.id, frames.EAGER, 0, False, len(lie))
+            a._context.peers[1].send(header, [memoryview(lie + bytes(64))])
+            with pytest.raises(ProtocolError, match=r"but there are 64"):
+                await b.recv(src=0)
+            assert same(x, (await there(a, b, x))[0])
 
 
 async def test_numbers_may_change_and_lengths_too(transport: str) -> None:
@@ -79,22 +159,17 @@ async def test_numbers_may_change_and_lengths_too(transport: str) -> None:
                 assert (await there(a, b, x))[0] == x
 
 
-async def test_what_is_as_long_but_not_plain_takes_the_ordinary_way(transport: str) -> None:
+async def test_what_is_as_long_may_be_something_else(transport: str) -> None:
     """An array without elements, a numpy scalar, a message that waits for its receive, and bytes
     that make no sense."""
     others = [np.empty((0,), np.int16), np.float64(1.5), np.empty((2, 0), np.int32)]
     async with pair(transport) as (a, b):
         for other in others:
-            length = len(encode(other).meta)
-            text = "x" * (length - 2)
+            text = "x" * (len(encode(other).meta) - 2)
             for _ in range(3):
                 assert (await there(a, b, text))[0] == text
-            value, is_prepared = await there(a, b, other)
-            assert not is_prepared
-            assert (type(value), value.dtype, value.shape) == (
-                type(other), other.dtype, other.shape,
-            )  # fmt: skip
-            assert value == other if value.shape == () else value.size == 0
+            value, _ = await there(a, b, other)
+            assert same(other, value)
         waiting = a.ssend("12345678", 1)
         assert await b.recv(src=0) == "12345678"
         await waiting
