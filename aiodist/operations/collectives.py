@@ -76,7 +76,7 @@ class CollectiveOperations(OperationStarts):
                 try:
                     work = express.all_reduce(x, op, seconds, tag)
                 except BaseException as error:
-                    self._broken_off(error)
+                    self._broken_off(error, is_collective=True)
                     raise
                 if work is not None:
                     if type(work) is not UnseenWork:

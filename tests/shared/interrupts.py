@@ -15,7 +15,9 @@ import signal
 import sys
 from collections.abc import Callable
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 # A function of C, because one of Python would get the interrupt itself. It ignores what it is
 # given as a trace function.
@@ -42,13 +44,13 @@ class Interrupt:
         self._left = number
         self.came = False
 
-    def of(self, call: Callable[[], object]) -> None:
+    def of(self, call: Callable[[], T]) -> T:
         """Make the call. Raises KeyboardInterrupt if it gets to the place."""
         before = signal.signal(signal.SIGINT, self._raise)
         tracing = sys.gettrace()  # what measures which lines are executed, if anything does
         try:
             sys.settrace(self._trace)
-            call()
+            return call()
         finally:
             sys.settrace(tracing)
             signal.signal(signal.SIGINT, before)
