@@ -110,7 +110,8 @@ class Seating:
     def _joins_again(self, group: GroupState, joiner: Joiner) -> bool:
         """Whether the joiner had joined before, over a connection that broke.
 
-        If it was admitted, it gets the view that it missed. If it still waits, it starts anew.
+        If it was admitted, it gets the view that it missed, or hears that it was ruled lost
+        meanwhile. If it still waits, it starts anew.
         """
         member_id = joiner.ask.id
         waiting = group.joiners.of_id(member_id)
@@ -118,9 +119,14 @@ class Seating:
             self._replace(waiting, group)
             return False
         # It was admitted, but its connection broke before it heard that.
-        rank = group.place_of(member_id)
+        rank = group.ranks.get(member_id)
         if rank is None:
             return False
+        if group.place_of(member_id) is None:
+            # It has to join anew, with a new id. Views are compared by ids, so no one would see the
+            # change if the lost id came back in the next view.
+            self.turn_away(joiner.conn, group.lost.get(rank, BEFORE))
+            return True
         self.books.share(group, joiner.ask.store)
         self.take_seat(group, joiner.conn, rank, joiner.ask.lease)
         self.give_view(group, joiner.conn, joiner.request)

@@ -291,6 +291,18 @@ def test_a_view_that_was_missed_is_given_again(world: Any) -> None:
     assert world.say(22, two.ask)[-1] == MemberLeft(1, (0,))
 
 
+def test_who_was_lost_before_it_heard_that_it_was_in_joins_under_another_id(world: Any) -> None:
+    one, two = form(world)
+    world.cut(2, "it broke")
+    assert world.say(12, two.ask) == Evicted("it broke")
+    assert world.closed[12] == "it broke"
+    assert world.group()["waiting"] == []
+    world.read(1)
+    world.join(13, rank=1)
+    view = world.say(1, Vote(one.view.context, 1, Purpose.RENDEZVOUS))
+    assert [member.id for member in view.members] == [one.ask.id, "id-13"]
+
+
 def test_who_asks_again_while_it_waits_begins_anew(world: Any) -> None:
     ask = JoinRequest(group="g", id="me", rank=0, size=2)
     world.say(1, ask)
