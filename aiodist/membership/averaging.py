@@ -122,6 +122,8 @@ class Averaging:
         info = group.members[conn]
         key = (name, group.run_id)
         room = self._rooms.get(key)
+        if room is not None:
+            self._heard(room)  # also if it is refused
         failed = self._refusal(room, name, info, message)
         if failed is not None:
             self._seating.send(conn, request, failed)
@@ -169,18 +171,26 @@ class Averaging:
         if room.rules != message.rules:
             text = (
                 f"the averager {name!r} has {room.rules}, but this member asks for"
-                f" {message.rules}: give all members the same"
+                f" {message.rules}: give all members the same{self._until_lost(room)}"
             )
             return Failed(Failure.MISMATCH, text[:MAX_TEXT])
         for who, member in room.members.items():
             if member.info.name == info.name and who != info.id:
                 text = (
-                    f"a member named {info.name!r} of the averager {name!r} is alive (pid"
+                    f"the averager {name!r} has a member named {info.name!r} already (pid"
                     f" {member.info.pid} on {member.info.host}): give each member a name of its"
-                    " own, or wait until the lease of the other one is over"
+                    f" own, or wait until the other one is lost{self._until_lost(room)}"
                 )
                 return Failed(Failure.INVALID, text[:MAX_TEXT])
         return None
+
+    def _until_lost(self, room: Room) -> str:
+        """What an error adds if no member of the averager is heard."""
+        groups = [self._books.groups[member.group] for member in room.members.values()]
+        if not all(group.absent for group in groups):
+            return ""
+        lease = max(member.info.lease for member in room.members.values())
+        return f"; none of its members is heard, and they are lost in {lease:g} s at most"
 
     def _add(
         self, room: Room, info: MemberInfo, key: GroupKey, parts: tuple[str, ...], keep: int
@@ -421,9 +431,10 @@ class Averaging:
     def got_word(self, group: GroupState | None) -> None:
         """If `group` is of an averager whose members all fell silent, it can be reached again, and
         the others have to come back within their leases."""
-        if group is None or group.key not in self._of_group:
-            return
-        room, _ = self._of_group[group.key]
+        if group is not None and group.key in self._of_group:
+            self._heard(self._of_group[group.key][0])
+
+    def _heard(self, room: Room) -> None:
         if room.key in self.silent:
             self.silent.remove(room.key)
             for member in room.members.values():

@@ -377,7 +377,7 @@ class GroupState:
         if self.view is not None:
             return (
                 f"epoch {self.view.epoch} has {len(self.members)} of {len(self.view.members)} "
-                "members alive"
+                f"members alive{self._awaited()}"
             )
         asked = self._asked
         wanted = str(self.size.most) if self.size.fixed else f"at least {self.size.least}"
@@ -390,6 +390,12 @@ class GroupState:
         elif self.size.fixed and len(asked) < self.size.most:
             text += f"; missing: any {self.size.most - len(asked)} (ranks are assigned)"
         return text
+
+    def _awaited(self) -> str:
+        if not self.absent:
+            return ""
+        lease = max(member.lease for member in self.absent.values())
+        return f", and {ranks_text(self.absent)} may come back for {lease:g} s at most"
 
 
 def _member(joiner: Joiner, rank: int) -> MemberInfo:

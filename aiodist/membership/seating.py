@@ -82,6 +82,8 @@ class Seating:
                 self.books.share(group, ask.store)
             elif self._joins_again(group, joiner):
                 return
+            # A request that is refused shows as well that this coordinator can be reached.
+            self.books.got_word(group)
             failed = group.refuse(ask, size)
             if failed is None:
                 self._seat(group, joiner)
@@ -93,7 +95,6 @@ class Seating:
 
     def _seat(self, group: GroupState, joiner: Joiner) -> None:
         group.add(joiner)
-        self.books.got_word(group)
         self.places[joiner.conn] = group
         self.renew(joiner.conn)
         self.note("waiting", group, rank=joiner.ask.rank, who=describe(joiner.ask))

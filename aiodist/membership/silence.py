@@ -24,8 +24,8 @@ sends more rarely, and may count as heard for longer than the short lease lasts.
 coordinator, and come back over new connections by themselves. They are not told anything, because
 they could read it only when the cable is back. Their leases to return begin when the first of them
 is heard (`Books.got_word`). If they all died, only a process that wants to join waits for them. Its
-request counts as a sign of life, so it waits one lease. Without one, the group stays listed for
-`RETURN_SECONDS`.
+request counts as a sign of life, even if it is refused, so it waits one lease. Without one, the
+group stays listed for `RETURN_SECONDS`.
 """
 
 from __future__ import annotations

@@ -277,7 +277,7 @@ def test_rules_must_agree(run: Any, options: Any, text: str) -> None:
 
 def test_a_second_member_of_a_name_is_refused_while_the_first_lives(run: Any) -> None:
     async def main() -> None:
-        with pytest.raises(aiodist.JoinError, match="'m0' of the averager 'outer' is alive"):
+        with pytest.raises(aiodist.JoinError, match="'outer' has a member named 'm0' already"):
             async with members(2, each={1: {"name": "m0"}}):
                 pass
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 from averager_members import LEASE, RULES, Members, back, outcome, restarted
 
@@ -57,18 +60,33 @@ def test_rules_that_differ_are_refused(members: Members, rules: a.Rules) -> None
     assert str(RULES) in failed.text
 
 
+def enter_as_m1(members: Members, number: int, rules: a.Rules = RULES) -> Any:
+    members.world.say(number, replace(members.ask(number), name="m1"))
+    return members.world.say(number, members.entrance(rules=rules))
+
+
 def test_a_second_live_member_of_a_name_is_refused(members: Members) -> None:
     members.enter(1)
     members.join(2)
-    group = a.own_group("outer", f"{3:024x}")
-    members.world.say(3, JoinRequest(group=group, id="id3", rank=0, size=1, name="m1", lease=LEASE))
-    enter = a.AverageEnter(RULES, ("",), 1, (None,))
-    failed = members.world.say(3, enter)
+    failed = enter_as_m1(members, 3)
     assert isinstance(failed, Failed)
     assert failed.kind is Failure.INVALID
-    assert "is alive" in failed.text
+    assert "'outer' has a member named 'm1' already (pid 0 on )" in failed.text
+    assert failed.text.endswith("until the other one is lost")
     members.world.cut(1)
-    assert isinstance(members.world.say(3, enter), a.AverageEntered)
+    assert isinstance(members.world.say(3, members.entrance()), a.AverageEntered)
+
+
+@pytest.mark.parametrize("rules", [RULES, a.Rules(3, 1.0, "AVG", "")])
+def test_an_averager_that_died_waits_one_lease_for_its_members(
+    members: Members, rules: a.Rules
+) -> None:
+    members.enter(1, 2)
+    members.world.pass_time(100.0)
+    failed = enter_as_m1(members, 3, rules)
+    assert failed.text.endswith("none of its members is heard, and they are lost in 6 s at most")
+    members.world.pass_time(LEASE)
+    assert isinstance(enter_as_m1(members, 4, rules), a.AverageEntered)
 
 
 def test_values_of_another_form_fail_for_that_member_alone(members: Members) -> None:

@@ -15,6 +15,7 @@ from aiodist.membership.silence import RETURN_SECONDS, is_cut_off
 from aiodist.wire.messages import (
     EpochView,
     Evicted,
+    Failure,
     JoinRequest,
     MemberLost,
     Renew,
@@ -154,6 +155,16 @@ def test_all_are_dead_and_joiners_wait_one_lease_for_them(world: Any) -> None:
     one.joined()
     two.joined()
     assert one.view.epoch == 2
+
+
+def test_all_are_dead_and_their_successors_ask_for_another_size(world: Any) -> None:
+    form(world, 2)
+    world.pass_time(100.0)
+    refused = world.join(11, size=1)
+    assert refused.kind is Failure.SIZE_MISMATCH
+    assert "has 0 of 2 members alive, and ranks 0-1 may come back for 6 s at most" in refused.text
+    world.pass_time(LEASE)
+    assert isinstance(world.join(12, size=1), EpochView)
 
 
 def test_all_are_dead_and_nobody_asks_for_them(world: Any) -> None:
