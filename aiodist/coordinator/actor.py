@@ -156,6 +156,7 @@ class Coordinator:
             wall_offset=time.time() - now,
             keep=self._state is not None,
             form_after=now + self._recovery,
+            returns=self._clients.returns,
         )
         if self._state is not None:
             self._recall(StateFile(self._state, force=self._force), now)

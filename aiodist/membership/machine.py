@@ -66,15 +66,22 @@ class Membership:
 
     `wall_offset`: what to add to `now` for seconds since the Unix epoch, until `set_wall_offset` is
     called. `keep`: emit `Keep` effects. `form_after`: no group forms before that time, so that
-    members of groups of an earlier coordinator can come back first.
+    members of groups of an earlier coordinator can come back first. `returns`: whether members come
+    back over new connections. If not, those that fall silent are lost, even if it is all of them.
 
     A connection is of at most one group, as one member. The greeting is done elsewhere: the machine
     sees a connection from its first request on.
     """
 
     def __init__(
-        self, *, wall_offset: float = 0.0, keep: bool = False, form_after: float = -inf
+        self,
+        *,
+        wall_offset: float = 0.0,
+        keep: bool = False,
+        form_after: float = -inf,
+        returns: bool = True,
     ) -> None:
+        self._returns = returns
         # Holds the state. Recovery, rejoining and the survey work on it.
         self._seating = Seating(wall_offset, keep, form_after)
         self._books = self._seating.books  # what is kept over restarts, and the timers
@@ -195,7 +202,8 @@ class Membership:
         cut_off: set[GroupKey] = set()
         for key, reasons in silent.items():
             group = self._groups[key]
-            if self._books.is_cut_off(group) and not self._averaging.others_are_heard(group):
+            is_cut_off = self._returns and self._books.is_cut_off(group)
+            if is_cut_off and not self._averaging.others_are_heard(group):
                 self._seating.cut_off(group)
                 cut_off.add(key)
                 self._averaging.fell_silent(group)

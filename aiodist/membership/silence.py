@@ -26,6 +26,9 @@ they could read it only when the cable is back. Their leases to return begin whe
 is heard (`Books.got_word`). If they all died, only a process that wants to join waits for them. Its
 request counts as a sign of life, even if it is refused, so it waits one lease. Without one, the
 group stays listed for `RETURN_SECONDS`.
+
+The coordinator in a rank or launcher ends with that process, so members do not come back to it.
+There a group that falls silent is lost, because such a process waits for it before it ends.
 """
 
 from __future__ import annotations

@@ -255,6 +255,20 @@ def test_silence_ends_a_membership(play: Play) -> None:
             joining.cancel()
 
 
+def test_a_coordinator_that_nobody_comes_back_to_waits_one_lease_for_a_silent_group(
+    play: Play,
+) -> None:
+    @play
+    async def scenario(site: Any) -> None:
+        async with Coordinator(returns=False) as coordinator:
+            raw = await site.raw(coordinator.address)
+            await raw.greet()
+            raw.say(JoinRequest(group="g", id="silent", size=1, lease=0.05))
+            assert isinstance(await raw.hear(), EpochView)
+            assert await raw.hear() == Evicted("no sign of life for 0.05 s")
+            await coordinator.emptied()
+
+
 @on_idle_time
 def test_an_evicted_member_is_told(play: Play) -> None:
     @play

@@ -167,6 +167,14 @@ def test_all_are_dead_and_their_successors_ask_for_another_size(world: Any) -> N
     assert isinstance(world.join(12, size=1), EpochView)
 
 
+def test_nobody_comes_back_to_a_coordinator_that_ends_with_its_process(world: Any) -> None:
+    world = type(world)(returns=False)
+    form(world, 2)
+    world.pass_time(LEASE)
+    assert world.read(1) == world.read(2) == Evicted("no sign of life for 6 s")
+    assert world.machine.is_empty
+
+
 def test_all_are_dead_and_nobody_asks_for_them(world: Any) -> None:
     [one] = form(world, 1)
     world.pass_time(LEASE + RETURN_SECONDS - 0.1)
