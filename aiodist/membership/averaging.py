@@ -83,7 +83,7 @@ class Averaging:
         self._rooms: dict[GroupKey, Room] = {}
         self._of_group: dict[GroupKey, tuple[Room, str]] = {}  # by the key of a group of one
         self._lost: dict[GroupKey, None] = {}  # averagers whose members were all lost
-        self.silent: set[GroupKey] = set()  # averagers whose members all fell silent at one moment
+        self.silent: set[GroupKey] = set()  # averagers of which no member is heard
         self._books.on_gone = self._gone
         self._books.on_record = self._replay
         self._handlers: dict[type[Message], Callable[[Room, str, int, int, Any], None]] = {
@@ -471,6 +471,7 @@ class Averaging:
                 room = self._rooms.get(key)
                 if room is None:
                     room = self._rooms[key] = Room(*key, record.rules)
+                    self.silent.add(key)  # until one of its members comes back
                 group = self._books.groups[record.group, record.run_id]
                 assert group.view is not None
                 info = group.view.members[0]

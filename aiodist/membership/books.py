@@ -218,14 +218,13 @@ class Books:
         """Install `view`, and wait for all of its members to come back."""
         for rank in group.absent:
             self.timers.cancel(Return(group.key, rank))
-        # The log makes no process a member: all are absent, and each has one lease to come back. So
-        # a coordinator that was away rules no member lost for that time. A member that died
-        # meanwhile is found out one lease later.
+        # The log makes no process a member: all are absent, and each has one lease to come back,
+        # from the first sign of life of the group. Members may not be able to reach this
+        # coordinator before. A member that died meanwhile is found out one lease later.
         group.install(view)
-        group.lost, group.left, group.cut_off = {}, set(), False
+        group.lost, group.left = {}, set()
         group.absent = Seats({member.rank: member for member in view.members})
-        for member in view.members:
-            self.timers.set(Return(group.key, member.rank), self.now + member.lease)
+        self.await_word(group)
 
     def is_cut_off(self, group: GroupState) -> bool:
         """Whether the coordinator hears no member or joiner of a group any more."""
@@ -238,8 +237,8 @@ class Books:
         return 0.0 if due is None else due - self.now
 
     def await_word(self, group: GroupState) -> None:
-        """Wait for a group that is silent as a whole: its leases to return begin with its first
-        sign of life."""
+        """Wait for a group that is not heard at all: its leases to return begin with its first sign
+        of life."""
         group.cut_off = True
         for rank in group.absent:
             self.timers.set(Return(group.key, rank), self.now + RETURN_SECONDS)

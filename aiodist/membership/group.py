@@ -96,8 +96,7 @@ class GroupState:
     since the coordinator started.
 
     `absent`: by rank, members of the view that have not come back since the coordinator started, or
-    since the whole group fell silent. After such a silence the group is `cut_off` until one of them
-    is heard.
+    since the whole group fell silent. Until one of them is heard, the group is `cut_off`.
 
     `gathering`: the ballot of a rendezvous that all members have called, and that waits for
     joiners. `shares`: the name of the store that it shares with other groups. `broken`: by the ids

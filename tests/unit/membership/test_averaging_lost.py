@@ -65,10 +65,15 @@ def test_others_begin_anew_if_all_members_were_lost_and_do_not_come_back(members
     assert members.told(5, a.AverageWantState()) == []  # it is not the one that has the state
 
 
-def test_members_that_all_fell_silent_are_lost_if_one_of_them_comes_back(members: Members) -> None:
+@pytest.mark.parametrize("restart", [False, True])
+def test_members_that_all_fell_silent_are_lost_if_one_of_them_comes_back(
+    members: Members, restart: bool
+) -> None:
     """If all fall silent at one moment, the coordinator may be cut off. If it hears one of them, it
     is not, and the others get their lease to come back."""
     members.enter(1, 2)
+    if restart:
+        restarted(members, file=True)
     members.world.pass_time(LEASE)
     assert members.world.machine.status()["averagers"][0]["members"][1]["name"] == "m2"
     members.world.pass_time(30.0)

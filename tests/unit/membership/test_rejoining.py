@@ -11,6 +11,7 @@ from aiodist.membership import books, rejoining
 from aiodist.membership.effects import Received
 from aiodist.membership.machine import Membership
 from aiodist.membership.records import Ended, Gone, decode_records, encode_record
+from aiodist.membership.silence import RETURN_SECONDS
 from aiodist.wire.messages import (
     EpochView,
     Evicted,
@@ -108,10 +109,25 @@ def test_who_does_not_come_back_within_its_lease_is_lost(world: Any, state: bool
     assert world.read(11) == MemberLost(1, (1,), reason)
 
 
+def test_leases_begin_when_members_can_reach_the_coordinator_again(world: Any) -> None:
+    one, two, _three = form(world, size=3, lease=4.0)
+    restart(world, state=True)
+    world.pass_time(100.0)
+    assert world.say(12, two.claim()) == Rejoined((), ())
+    world.pass_time(3.9)
+    assert world.say(11, one.claim()) == Rejoined((), ())
+    world.say(12, StoreGet("k"))
+    world.pass_time(0.2)
+    reason = "it did not come back to the coordinator for 4 s"
+    assert world.read(11) == MemberLost(1, (2,), reason)
+
+
 def test_a_group_of_which_nobody_comes_back_ends(world: Any) -> None:
     [one] = form(world, size=1)
     restart(world, state=True)
-    world.pass_time(4.1)
+    world.pass_time(RETURN_SECONDS - 0.1)
+    assert not world.machine.is_empty
+    world.pass_time(0.2)
     assert world.machine.is_empty
     assert world.say(11, one.claim()) == Evicted("its group ended with epoch 1")
     assert 11 in world.closed
