@@ -138,6 +138,9 @@ class Ballots:
         self._ballots: dict[BallotKey, Ballot] = {}
         self.voted: dict[int, dict[BallotKey, Ballot]] = {}
         """The open ballots in which each connection has voted."""
+        self.gathering: Ballot | None = None
+        """The open ballot of a rendezvous that all members have called, and that waits for
+        joiners."""
         self._outcomes: dict[BallotKey, tuple[tuple[str, ...] | None, str, Outcome]] = {}
         """Each outcome with its voters and their call. If a member reported it, they are unknown:
         None and ""."""
@@ -231,6 +234,7 @@ class Ballots:
             del ballot.votes[conn]
             del ballot.since[conn]
             ballot.passed = 0  # its voter may be alive, so the ballot waits for it again
+            self._waits_no_more(ballot)  # until the remaining votes are reviewed
             if not ballot.votes:
                 del self._ballots[key]
 
@@ -238,6 +242,7 @@ class Ballots:
         """Look at all voters again, because some may have become members."""
         for ballot in self._ballots.values():
             ballot.passed = 0
+        self.gathering = None
 
     def decided(
         self, members: Members, absent: Members, key: BallotKey | None = None
@@ -259,12 +264,17 @@ class Ballots:
     def close(self, ballot: Ballot, outcome: Outcome | None) -> list[Answer]:
         """Close a ballot with an outcome (None: a view, which the group keeps)."""
         del self._ballots[ballot.key]
+        self._waits_no_more(ballot)
         for conn in ballot.votes:
             del self.voted[conn][ballot.key]
         if outcome is None:
             return []
         self._remember(ballot.key, ballot.voters, ballot.call, outcome)
         return [Answer(conn, request, outcome) for conn, (request, _) in ballot.votes.items()]
+
+    def _waits_no_more(self, ballot: Ballot) -> None:
+        if self.gathering is ballot:
+            self.gathering = None
 
     def learn(self, key: BallotKey, outcome: Outcome) -> list[Answer]:
         """Take over an outcome that a member has heard, because it must be the outcome of all."""

@@ -98,11 +98,10 @@ class GroupState:
     `absent`: by rank, members of the view that have not come back since the coordinator started, or
     since the whole group fell silent. Until one of them is heard, the group is `cut_off`.
 
-    `gathering`: the ballot of a rendezvous that all members have called, and that waits for
-    joiners. `shares`: the name of the store that it shares with other groups. `broken`: by the ids
-    of two members, why the link between them failed. `watchers`: by connection, the requests to be
-    told how many joiners wait. `ranks`: by id, the ranks of the view. `restored`: a member brought
-    the view back to a coordinator that had lost it.
+    `shares`: the name of the store that it shares with other groups. `broken`: by the ids of two
+    members, why the link between them failed. `watchers`: by connection, the requests to be told
+    how many joiners wait. `ranks`: by id, the ranks of the view. `restored`: a member brought the
+    view back to a coordinator that had lost it.
     """
 
     name: str
@@ -121,7 +120,6 @@ class GroupState:
     removed: dict[str, str] = field(default_factory=dict)
     gave_up: dict[str, int | None] = field(default_factory=dict)
     ballots: Ballots = field(default_factory=Ballots)
-    gathering: Ballot | None = None
     broken: dict[tuple[str, str], str] = field(default_factory=dict)
     watchers: dict[int, set[int]] = field(default_factory=dict)
     ranks: Mapping[str, int] = field(default_factory=dict)
@@ -264,7 +262,6 @@ class GroupState:
         self.view = view
         self.ranks = view.ranks
         self.ballots.new_view()
-        self.gathering = None
         self.gave_up, self.refused = {}, {}
         return view
 
@@ -299,8 +296,6 @@ class GroupState:
         """Forget all about a connection that is no longer a member or joiner."""
         del self.leases[conn]
         self.store.drop(conn)
-        if self.gathering is not None and conn in self.gathering.votes:
-            self.gathering = None  # until the remaining votes are reviewed
         self.ballots.gone(conn)
         self.watchers.pop(conn, None)
 

@@ -61,16 +61,15 @@ class RecoveryRules:
                 self.review(group, (message.context, message.number))
             case GiveUpVote(context, number, cause, text):
                 key = (context, number)
-                if cause is Cause.TIMEOUT and (ballot := group.gathering) and ballot.key == key:
+                if (
+                    cause is Cause.TIMEOUT
+                    and (ballot := group.ballots.gathering)
+                    and ballot.key == key
+                ):
                     text += self._joined_text(group, ballot)
                 self._tell(
                     group.ballots.give_up(group.members, group.absent, conn, key, cause, text, seen)
                 )
-                # If the ballot was waiting for joiners, the end of the join window must not decide
-                # it now.
-                if group.gathering is not None and group.gathering.key == key:
-                    group.gathering = None
-                    self._timers.cancel(JoinWindow(group.key))
             case WatchWaiting():
                 watches = group.watchers.setdefault(conn, set())
                 if len(watches) < MOST_WATCHING:
@@ -168,7 +167,7 @@ class RecoveryRules:
         #              ──1────2──────3──4──5───────6 as many as may be: go on at once
         #
         # The window closes again if a joiner goes and too few are left.
-        if (ballot := group.gathering) is None:
+        if (ballot := group.ballots.gathering) is None:
             return
         least, most = group.bounds(ballot)
         count = len(group.members) + len(group.joiners)
@@ -181,17 +180,17 @@ class RecoveryRules:
 
     def window_over(self, group: GroupState) -> None:
         """Go on with the joiners that there are, if they are enough."""
-        if (ballot := group.gathering) is not None and self._are_enough(group, ballot):
+        if (ballot := group.ballots.gathering) is not None and self._are_enough(group, ballot):
             self._take_in(group, ballot)
 
     def _gather(self, group: GroupState, ballot: Ballot) -> None:
         """All members have called rendezvous: take in the joiners, or wait for more."""
-        if group.gathering is ballot:
+        if group.ballots.gathering is ballot:
             return
         if self._are_enough(group, ballot):
             self._take_in(group, ballot)
         else:
-            group.gathering = ballot
+            group.ballots.gathering = ballot
 
     def _are_enough(self, group: GroupState, ballot: Ballot) -> bool:
         least, _ = group.bounds(ballot)

@@ -450,6 +450,14 @@ def test_a_rendezvous_that_is_given_up_while_the_window_is_open(world: Any) -> N
     assert "too late: 2 of at least 2 ranks are here, and the join window is open" in void.text
 
 
+def test_a_rendezvous_whose_voter_then_votes_for_something_else(world: Any) -> None:
+    one_waits_for_one(world)
+    assert world.say(1, vote(Purpose.AGREE)) == BallotResult(True, (), 1)
+    assert world.join(3, **ELASTIC) == []
+    world.pass_time(10)
+    assert len(world.say(1, vote(Purpose.RENDEZVOUS, number=1)).members) == 3
+
+
 def test_how_many_wait(world: Any) -> None:
     form(world)
     assert world.say(1, WatchWaiting(), 40) == Waiting(0)
