@@ -99,9 +99,13 @@ class RecoveryRules:
 
     def learn(self, group: GroupState, heard: Iterable[Heard]) -> None:
         """Take over outcomes that a member heard from an earlier coordinator."""
+        books = self._seating.books
         for one in heard:
             if one.verdict is not None:
-                self._seating.books.epochs.observe(group.name, one.verdict.epoch)
+                epoch = one.verdict.epoch
+                if epoch > books.epochs.last.get(group.name, 0):
+                    books.epochs.observe(group.name, epoch)
+                    books.write(EpochGiven(group.name, epoch))
             if one.outcome is not None:
                 self._tell(group.ballots.learn((one.context, one.number), one.outcome))
 
