@@ -227,16 +227,21 @@ class Averaging:
         rounds.form, rounds.text = offer.form, offer.text
         if part.moving is None and not part.offers:
             rounds.opened = self._books.now
-        self._note_late(rounds, room.name_of(who), offer.after)
+        self._note_late(room, rounds, who, offer.after)
         found = part.offer(who, Contribution(offer.call, offer.weight, offer.after))
         if found is not None:
             self._histories.answer(room, offer.part, found, offer.call)
         self._settle(room, offer.part)
 
-    def _note_late(self, rounds: Rounds, name: str, after: Reached | None) -> None:
+    def _note_late(self, room: Room, rounds: Rounds, who: str, after: Reached | None) -> None:
         seen = None if after is None else rounds.seen.get(after.round + 1)
-        if seen is not None:
-            seen.late.setdefault(name, self._books.now - seen.decided)
+        if seen is None:
+            return
+        # A member that contributed repeats its offer over a new connection.
+        moving = rounds.part.moving
+        contributors = seen.outcome.ids if seen.outcome else moving.remaining if moving else ()
+        if who not in contributors:
+            seen.late.setdefault(room.name_of(who), self._books.now - seen.decided)
 
     def _on_withdraw(
         self, room: Room, who: str, conn: int, request: int, message: AverageWithdraw

@@ -344,6 +344,20 @@ def test_status_shows_the_last_rounds(members: Members, monkeypatch: pytest.Monk
     assert [one["round"] for one in averager["parts"][0]["rounds"]] == [2]
 
 
+def test_a_member_that_repeats_its_offer_is_not_late(members: Members) -> None:
+    members.enter(1, 2)
+    members.hold(members.close(1, 2), 1, 2)
+    for number in 1, 2:
+        members.told(number)
+    decision = members.close(1, 2, call=2, after=1)
+    members.offer(1, call=2, after=1)
+    members.hold(decision, 1, 2)
+    members.offer(2, call=2, after=1)
+    [part] = members.world.machine.status()["averagers"][0]["parts"]
+    assert part["round"] == 2
+    assert part["late"] == {}
+
+
 def test_who_was_left_out_hears_of_no_later_attempt(members: Members) -> None:
     members.enter(1, 2, 3, 4)
     members.close(1, 2, 3, 4)
