@@ -343,6 +343,8 @@ class Seating:
             self.unseat(group, joiner.conn)
         for joiner in waiting:
             self.admit(joiner)
+        if waiting and not group.joiners:  # else the last one that waits again has told
+            self.joiners_changed(group)
 
     # Helpers.
 

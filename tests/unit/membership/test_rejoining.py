@@ -334,7 +334,9 @@ def test_joiners_wait_until_it_is_clear_who_comes_back(world: Any) -> None:
     assert world.join(21, rank=1) == []
     assert world.join(22) == []
     world.say(11, one.claim())
+    assert world.say(11, WatchWaiting()) == Waiting(2)
     world.say(12, two.claim())
+    assert world.read(11) == Waiting(0)
     for conn in (21, 22):
         refused = world.read(conn)
         assert isinstance(refused, Failed)
