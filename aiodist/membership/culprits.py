@@ -151,7 +151,10 @@ def _held_up(doings: Mapping[int, Doing | None]) -> HeldUp:
         for wait in doing.waits:
             missing = wait.missing & there
             if wait.key[2] is not None:
-                # If all ranks have entered, only ranks whose loop is blocked hold it up.
+                # If all ranks have entered, only ranks whose loop is blocked hold it up. They tell
+                # of no waits, so nothing shows whether they are of the subgroup of this operation.
+                # All count, because an operation that all have entered rarely takes so long
+                # otherwise.
                 missing = missing & ~known[wait.key] or mute
             missing &= ~(1 << rank)
             if missing and wait.seconds >= LEAST:
