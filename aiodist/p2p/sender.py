@@ -335,6 +335,7 @@ class Sender:
             raise ProtocolError(f"rank {src} refused message {sid} after it had pulled it")
         del peer.announced[sid]
         self._stop(peer, sending)
+        self._wake(peer)
         if sending.pushed or sending.front:
             # It waits for the rest, so tell it that there is none, as after every message that ends
             # early.

@@ -145,6 +145,23 @@ def test_a_message_that_is_refused_goes_no_further(make_net: Any) -> None:
     assert_idle(net)
 
 
+def test_a_message_that_is_refused_lets_the_next_one_go_on(make_net: Any) -> None:
+    net = make_net(2, max_message_bytes=3 * MIB, way=WAY)
+    net.engines[0].send(ramp(2 * MIB, 3), 1, "fits")
+    net.settle()
+    receiving, refused = (net.engines[1].recv(0, tag) for tag in ("fits", "too large"))
+    sending = net.engines[0].send(ramp(8 * MIB), 1, "too large")
+    net.pipes[0, 1].leave(MIB)  # its announcement, and the link is full of what goes ahead
+    net.pipes[0, 1].arrive(MIB)
+    net.pipes[0, 1].arrive(MIB)
+    net.pipes[1, 0].flow()
+    net.settle()
+    for work in (refused, sending):
+        assert isinstance(work.exception(), MessageTooLargeError)
+    assert (receiving.result() == ramp(2 * MIB, 3)).all()
+    assert_idle(net)
+
+
 def test_the_loss_of_the_sender_is_the_end_of_what_came_ahead(net: Any) -> None:
     net.engines[0].send(ramp(8 * MIB), 1)
     net.settle()
