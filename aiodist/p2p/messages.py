@@ -147,7 +147,7 @@ class Origin(CorePushes):
 
     gone: bool = False  # ignore everything that comes from it
     announced: dict[int, ComingMessage] = field(default_factory=dict)  # by id: incomplete messages
-    stray: ComingMessage | None = None  # the last pushed message that no receive waited for
+    stray: ComingMessage | None = None  # a pushed message that no receive waited for
     # Ids of pushed messages that were refused. Their data still comes, up to FIN or WITHDRAW.
     skipped: set[int] = field(default_factory=set)
     last: tuple[MessageTag, bytes] = (0, b"")

@@ -78,7 +78,7 @@ class MessageReceiver:
     def idle(self) -> bool:
         """Whether nothing is pending and no state is kept for any tag."""
         waiting = self._mailbox or self._receives or self._probes
-        under_way = any(origin.announced for origin in self._origins)
+        under_way = any(origin.announced or origin.stray for origin in self._origins)
         return not waiting and not under_way and self._flow.idle
 
     # -- from the short way -----------------------------------------------------------------------
@@ -335,7 +335,7 @@ class MessageReceiver:
             not (origin.may_push or origin.gone or message.sid is None or message.fetched)
             # What is mapped here is read there, unless a receive waits for it.
             and (message.reading is None or receiving.number < message.number)
-            and (origin.stray is None or origin.stray.gone)
+            and origin.stray is None
             and 0 < message.nbytes <= self._most_pushed
             and message.meta is not None
             and not message.words
@@ -479,6 +479,8 @@ class MessageReceiver:
         if message.sid is not None:
             origin = self._origins[message.source]
             origin.announced.pop(message.sid, None)
+            if origin.stray is message:
+                origin.stray = None
             if (message.pushed or message.front) and not message.complete:
                 origin.skipped.add(message.sid)
         if message.price:
