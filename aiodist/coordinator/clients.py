@@ -23,7 +23,17 @@ from aiodist.transports.surroundings import exact_time
 from aiodist.wire.address import Address
 from aiodist.wire.codec import encode_message
 from aiodist.wire.counts import Counts, CountsRequest
-from aiodist.wire.messages import Clock, ClockRequest, Goodbye, Message, Status, StatusRequest
+from aiodist.wire.limits import MAX_TEXT
+from aiodist.wire.messages import (
+    Clock,
+    ClockRequest,
+    Failed,
+    Failure,
+    Goodbye,
+    Message,
+    Status,
+    StatusRequest,
+)
 from aiodist.wire.returning import Rejoin, ViewWanted
 
 GOODBYE_SECONDS = 1.0
@@ -141,7 +151,14 @@ class Clients:
         else:
             if isinstance(effect.message, ViewWanted):
                 connection.expect_view()
-            connection.send(encoder.frame(effect.message, effect.request))
+            try:
+                frame = encoder.frame(effect.message, effect.request)
+            except ValueError as error:
+                # For example, there are too many groups for one status. The effects behind this
+                # one are still carried out, because other members would not hear of them.
+                refusal = Failed(Failure.TOO_LARGE, str(error)[:MAX_TEXT])
+                frame = encode_message(refusal, effect.request)
+            connection.send(frame)
 
     def _end_surveys(self, reason: str) -> None:
         for answer in self._surveys.values():

@@ -11,7 +11,7 @@ import msgpack
 from aiodist.errors import MessageTooLargeError, ProtocolError
 from aiodist.wire.columns import pack_rows, unpack_rows
 from aiodist.wire.frames import Frame, encode, pack_fields, unpack_fields
-from aiodist.wire.limits import MAX_BODY, MAX_MEMBERS, MAX_REQUEST
+from aiodist.wire.limits import MAX_BODY, MAX_REQUEST
 from aiodist.wire.messages import Message, message_type
 from aiodist.wire.schema import build, integer, pack, plain
 
@@ -106,11 +106,9 @@ def _received(cls: type[Message], body: bytes) -> list[Any]:
 
 
 def _unpack(body: bytes) -> list[Any]:
-    # Bounds on the lengths of arrays and maps, so that nested forged lengths cannot reserve memory.
+    # By itself, msgpack takes no length of more items than `body` has bytes.
     try:
-        values = msgpack.unpackb(
-            body, max_array_len=MAX_MEMBERS, max_map_len=MAX_MEMBERS, max_ext_len=0
-        )
+        values = msgpack.unpackb(body, max_ext_len=0)
     except Exception as error:  # msgpack raises half a dozen unrelated types
         raise ProtocolError(f"not msgpack: {type(error).__name__}: {error}") from None
     if type(values) is not list:

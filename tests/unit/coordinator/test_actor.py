@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 import aiodist
-from aiodist.coordinator import actor, state_file
+from aiodist.coordinator import actor, encoding, state_file
 from aiodist.coordinator.actor import Coordinator
 from aiodist.coordinator.state_file import StateFile
-from aiodist.errors import CoordinatorLostError
+from aiodist.errors import CoordinatorLostError, MessageTooLargeError
 from aiodist.membership.records import Stored
 
 
@@ -93,6 +93,21 @@ async def test_it_has_lost_its_stores_if_it_starts_again() -> None:
         with pytest.raises(CoordinatorLostError, match="without its state file"):
             await waits
     await coordinator.stop()
+
+
+async def test_a_reply_that_is_too_large_is_an_error_of_its_request_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with (
+        Coordinator("inproc://too-large-a-reply") as coordinator,
+        aiodist.connect(coordinator.address, size=1) as group,
+    ):
+        control = group._actor.control
+        with monkeypatch.context() as patched:
+            patched.setattr(encoding, "MAX_REPLY", 100)
+            with pytest.raises(MessageTooLargeError, match="a Status message of"):
+                await control.status()
+        assert (await control.status())["groups"]
 
 
 def test_it_runs_on_one_loop_after_the_other() -> None:

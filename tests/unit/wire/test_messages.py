@@ -405,9 +405,15 @@ def test_what_the_other_side_would_refuse_is_not_sent() -> None:
     with pytest.raises(ValueError, match="1 to 1024 characters in key"):
         codec.encode_message(m.StoreGet(""))
     with pytest.raises(ValueError, match="not msgpack"):
-        codec.encode_message(m.Status({"list": list(range(5000))}))
+        codec.encode_message(m.Status({"map": {1: 2}}))
     with pytest.raises(TypeError, match=r"object .* cannot be sent"):
         codec.encode_message(m.Status({"thing": object()}))
+
+
+def test_a_status_may_be_of_more_groups_than_a_group_has_members() -> None:
+    status = m.Status({"groups": [{"name": f"g{number}"} for number in range(5000)]})
+    [frame] = Decoder(max_payload=10**7).feed(codec.encode_message(status, 7))
+    assert codec.decode_message(frame) == (7, status)
 
 
 def test_the_size_of_a_message_is_bounded() -> None:
