@@ -488,10 +488,9 @@ class Averager:
             self._max_stale,
             tuple(part.reached for part in self._parts.values()),
             self._kept_of,
-            tuple(outcome for outcomes, _ in known for outcome in outcomes),
-            tuple(decision for _, decisions in known for decision in decisions),
-            tuple(self._connection.gone),
-        )
+            decisions=tuple(decision for _, decisions in known for decision in decisions),
+            gone=tuple(self._connection.gone),
+        ).telling(outcomes for outcomes, _ in known)
 
     def _entered(self, entered: wire.AverageEntered) -> None:
         self._settings.keep = entered.keep

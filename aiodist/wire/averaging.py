@@ -7,11 +7,13 @@ any group. What it is told comes unasked, because a decision is for many and com
 from __future__ import annotations
 
 import re
-from dataclasses import field
+from collections.abc import Iterable, Sequence
+from dataclasses import field, replace
+from itertools import chain, zip_longest
 from typing import Annotated
 
 from aiodist.wire import schema
-from aiodist.wire.limits import MAX_MEMBERS, MAX_NAME
+from aiodist.wire.limits import MAX_BODY, MAX_MEMBERS, MAX_NAME
 from aiodist.wire.messages import MemberInfo, Message, Name, Ranks, Text
 
 MAX_PARTS = 4096
@@ -146,6 +148,18 @@ class AverageEnter(Message, code=80):
         tuple[AverageDecision, ...], schema.sequence(schema.struct(AverageDecision), MAX_PARTS)
     ] = ()
     gone: Names = ()
+
+    def telling(self, outcomes: Iterable[Sequence[Outcome]]) -> AverageEnter:
+        """Return this message with the newest of the `outcomes` of each part, as many as fit."""
+        told: list[Outcome] = []
+        room = MAX_BODY - len(schema.pack(self)) - 4  # their number takes 5 bytes instead of 1
+        for one in chain.from_iterable(zip_longest(*map(reversed, outcomes))):
+            if one is not None:
+                room -= len(schema.pack(one))
+                if room < 0:
+                    break
+                told.append(one)
+        return replace(self, outcomes=tuple(told))
 
 
 class AverageEntered(Message, code=82):
