@@ -278,7 +278,14 @@ def _build(tree: Any, arrays: Sequence[Any], numbers: Sequence[Any]) -> Any:
     if kind is dict:
         return {key: _build(item, arrays, numbers) for key, item in tree.items()}
     if kind is _Pickled:
-        return pickle.loads(tree.data)
+        try:
+            return pickle.loads(tree.data)
+        except (Exception, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:
+            # For example a CancelledError, which would pass for one of the task or link that reads.
+            text = f"unpickling raised {type(error).__name__}: {error}"
+            raise RuntimeError(text) from error
     return tree
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import enum
 import re
 from typing import Any
@@ -588,6 +589,29 @@ def test_pickled_values_are_dropped_where_they_are_not_allowed(net: Any, nbytes:
     net.loop.advance(1)
     net.settle()
     assert all(engine.idle for engine in net.engines)
+
+
+class Cancels:
+    """Unpickling it raises what `except Exception` does not catch."""
+
+    def __reduce__(self) -> Any:
+        return _cancel, ()
+
+
+def _cancel() -> None:
+    raise asyncio.CancelledError("of a test")
+
+
+def test_a_value_whose_unpickling_is_cancelled_fails_its_receive_alone(net: Any) -> None:
+    for channel in net.channels:
+        channel.allow_pickle = True
+    failing, after = net.engines[1].recv(0), net.engines[1].recv(0)
+    for value in (Cancels(), "after"):
+        net.engines[0].send(value, 1)
+    net.settle()
+    with pytest.raises(ProtocolError, match="unpickling raised CancelledError: of a test"):
+        failing.result()
+    assert after.result() == "after"
 
 
 # -- probes ---------------------------------------------------------------------------------------
