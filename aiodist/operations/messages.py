@@ -264,6 +264,7 @@ class MessageOperations(OperationStarts):
         """Return the envelope of a message that has arrived, or None, without taking it.
 
         As with `probe`, the sender may still withdraw the message. So give `recv` a `timeout`.
+        Raises `PeerLostError` if a `probe` would.
 
         For example::
 

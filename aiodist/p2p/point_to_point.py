@@ -173,7 +173,7 @@ class PointToPoint:
             work.record.carries(encoded.specs)
         lost = self._channel.lost()
         if dst in lost:
-            work.fail(self._peer_lost(work, _loss_text(dst, lost[dst]), (dst,)))
+            work.fail(self._peer_lost(work.op, tag, _loss_text(dst, lost[dst]), (dst,)))
             return work
         sending = self.sender.send(
             work, dst, tag, encoded, sources, synchronous=synchronous, steady=steady
@@ -238,7 +238,10 @@ class PointToPoint:
         return work
 
     def iprobe(self, src: Src = ANY_SOURCE, tag: MessageTag | AnyTag = ANY_TAG) -> Envelope | None:
-        """Return the message that a receive with these arguments would take now, or None."""
+        """Return the message that a receive with these arguments would take now, or None.
+
+        Raises PeerLostError if `probe` would.
+        """
         if self._closed is not None:
             raise self._closed
         key = None if tag is ANY_TAG else as_tag(tag)
@@ -314,12 +317,16 @@ class PointToPoint:
         if self._closed is not None or src in self._gone:
             return
         self._gone.add(src)
-        failing = {work: self._peer_lost(work, text, (src,)) for work in self.sender.lose(src)}
+        failing = {
+            work: self._peer_lost(work.op, work.tag, text, (src,)) for work in self.sender.lose(src)
+        }
         for receiving in self.receiver.lose(src):
             receiving.let_go()
             # A receive without a message may have waited for more ranks than this one.
-            why = None if receiving.message is not None else self._lost_for(receiving)
-            failing[receiving.work] = why or self._peer_lost(receiving.work, text, (src,))
+            work, why = receiving.work, None
+            if receiving.message is None:
+                why = self._lost_for(receiving.source, work.op, receiving.tag)
+            failing[work] = why or self._peer_lost(work.op, work.tag, text, (src,))
         for work, error in failing.items():
             self._pending.pop(work, None)
             work.fail(error)
@@ -387,9 +394,9 @@ class PointToPoint:
     def _ended(self, work: Work[Any]) -> None:
         self._pending.pop(work, None)
 
-    def _lost_for(self, receiving: PendingReceive) -> AiodistError | None:
-        """Return the error if nothing can come for a receive any more."""
-        source, text = receiving.source, ""
+    def _lost_for(self, source: Source, op: str, key: Key) -> AiodistError | None:
+        """Return the error of an operation if nothing can come for it any more."""
+        text = ""
         lost = {rank: why for rank, why in self._channel.lost().items() if covers(source, rank)}
         if not isinstance(source, int):
             # What a lost rank would have sent is missing, and only this error says so. A rank that
@@ -408,10 +415,10 @@ class PointToPoint:
         if not lost:
             return None
         text += "; ".join(_loss_text(rank, reason) for rank, reason in lost.items())
-        return self._peer_lost(receiving.work, text, lost)
+        return self._peer_lost(op, ANY_TAG if key is None else key, text, lost)
 
-    def _peer_lost(self, work: Work[Any], text: str, ranks: Iterable[int]) -> AiodistError:
-        return self._channel.error(PeerLostError, text, op=work.op, tag=work.tag, ranks=ranks)
+    def _peer_lost(self, op: str, tag: object, text: str, ranks: Iterable[int]) -> AiodistError:
+        return self._channel.error(PeerLostError, text, op=op, tag=tag, ranks=ranks)
 
 
 _OF_RECEIVER = frozenset([wire.EAGER, wire.RTS, wire.PUSH, wire.AHEAD, wire.DATA])

@@ -36,8 +36,8 @@ from aiodist.work import Work
 class MessageReceiver:
     """Receives from all ranks.
 
-    `ended` is called with a Work that this side completed. `lost` returns the error for a receive
-    that needs a lost rank, or None.
+    `ended` is called with a Work that this side completed. `lost` gets the source of an operation,
+    its name and its tag, and returns the error if that needs a lost rank, or None.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class MessageReceiver:
         channel: wire.Channel,
         loop: asyncio.AbstractEventLoop,
         ended: Callable[[Work[Any]], None],
-        lost: Callable[[PendingReceive], AiodistError | None],
+        lost: Callable[[Source, str, Key], AiodistError | None],
         device_memory: DeviceMemory | None = None,
         limits: Limits | None = None,
         shared: MessageMemory | None = None,
@@ -158,7 +158,7 @@ class MessageReceiver:
         message = self._mailbox.find(source, tag)
         if message is not None:
             self._seen(probing, message)
-        elif (error := self._lost(probing)) is not None:
+        elif (error := self._lost(source, work.op, tag)) is not None:
             self._delivery.fail(probing, error)
         else:
             self._probes.add(probing)
@@ -167,11 +167,15 @@ class MessageReceiver:
         return probing
 
     def peek(self, source: Source, tag: Key) -> Envelope | None:
-        """Return what `probe` would give at once, or None."""
+        """Return what `probe` would give at once, or None. Raises the error that it would fail
+        with."""
         message = self._mailbox.find(source, tag)
         if message is not None:
             return Envelope.of(message)
+        if (error := self._lost(source, "iprobe", tag)) is not None:
+            raise error
         self._flow.question(source, tag)
+        self._watch(source)
         return None
 
     def withdraw(self, receiving: PendingReceive) -> None:
@@ -219,7 +223,7 @@ class MessageReceiver:
                 message.pieces.memory = None  # data under way is written nowhere
         for waiting in self._waiting:
             for receiving in waiting.concerning(src):
-                if self._lost(receiving) is not None:
+                if self._lost(receiving.source, receiving.work.op, receiving.tag) is not None:
                     waiting.remove(receiving)
                     failing.append(receiving)
         for receiving in failing:
@@ -426,7 +430,7 @@ class MessageReceiver:
                 self._mailbox.served(message.source)
             if not self._bind(message, receiving) and not message.gone:
                 self._mailbox.put(message)
-        elif (error := self._lost(receiving)) is not None:
+        elif (error := self._lost(receiving.source, receiving.work.op, receiving.tag)) is not None:
             self._delivery.fail(receiving, error)
         else:
             self._receives.add(receiving)

@@ -272,7 +272,6 @@ def test_a_lost_rank_fails_what_needs_it_and_nothing_else(make_net: Any) -> None
     # What came whole is still there, also for any-source; what did not is not.
     assert engine.recv(1, "small").result() == "whole"
     assert engine.recv(ANY_SOURCE, "small").result() == "other"
-    assert engine.iprobe() is None
     for work in (
         engine.recv(1),
         engine.recv(),
@@ -285,6 +284,28 @@ def test_a_lost_rank_fails_what_needs_it_and_nothing_else(make_net: Any) -> None
     net.settle()
     assert fine.result() == "fine"
     large.cancel()
+
+
+@pytest.mark.parametrize("source", [1, ANY_SOURCE, [1, 2]])
+def test_a_program_that_polls_hears_of_a_loss(make_net: Any, source: Any) -> None:
+    net = make_net(3)
+    engine, asked = net.engines[0], list[int]()
+    net.channels[0].ask = asked.append
+    for _ in range(2):
+        assert engine.iprobe(source, "x") is None
+    assert asked == [1]  # so rank 1 tells this one when it leaves
+    net.engines[1].send("whole", 0, "x")
+    net.settle()
+    net.lose(1)
+    assert engine.iprobe(source, "x").source == 1
+    assert engine.recv(source, "x").result() == "whole"
+    with pytest.raises(PeerLostError, match="rank 1 is lost: connection reset") as caught:
+        engine.iprobe(source, "x")
+    assert (caught.value.ranks, caught.value.op, caught.value.tag) == ((1,), "iprobe", "x")
+    assert engine.iprobe(2) is None
+    engine.acknowledge_lost()
+    if source != 1:
+        assert engine.iprobe(source, "x") is None
 
 
 def test_who_has_left_is_no_source_any_more(make_net: Any) -> None:
@@ -426,6 +447,8 @@ def test_a_message_that_was_lost_unseen_takes_those_behind_it_along(make_net: An
     engine = net.engines[0]
     assert engine.recv(1, "b").result() == "another tag"
     assert isinstance(engine.recv(1, "a").exception(), PeerLostError)
-    assert engine.iprobe() is None
+    assert engine.acknowledge_lost() == (1,)
+    with pytest.raises(PeerLostError, match="no rank is left"):
+        engine.iprobe()
     large.cancel()
     another.cancel()

@@ -134,7 +134,11 @@ class World:
         src = self.source()
         tag = self.choose.choice(ASKED)
         if self.choose.random() < 0.5:
-            self.net.engines[rank].iprobe(src, tag)
+            engine = self.net.engines[rank]
+            try:
+                engine.iprobe(src, tag)
+            except PeerLostError:
+                assert isinstance(engine.probe(src, tag).exception(), PeerLostError)
             return
         probe = Receive(rank, src, tag, None)
         probe.work = self.net.engines[rank].probe(src, tag)
