@@ -280,10 +280,10 @@ class MessageOperations(OperationStarts):
     def acknowledge_lost(self) -> tuple[int, ...]:
         """Go on without the ranks that are lost, and return them.
 
-        After a loss, receives from several ranks or any rank fail, because what the lost rank would
-        have sent is missing. After this call they take messages of the living ranks, until another
-        rank is lost. The call affects only this rank and this group. (MPI's ULFM calls it
-        `failure_ack`.)
+        After a loss, receives from several ranks or any rank fail if no message is here for them,
+        because what the lost rank would have sent is missing. After this call they wait for
+        messages of the living ranks, until another rank is lost. The call affects only this rank
+        and this group. (MPI's ULFM calls it `failure_ack`.)
 
         For example::
 
