@@ -60,6 +60,10 @@ class Failing(Protocol):
         """Fails `work`, if it is pending, and releases what it holds."""
         ...
 
+    def is_unmatched(self, work: Work[Any]) -> bool:
+        """Returns whether no other rank has begun to take, or to send, the message."""
+        ...
+
 
 def arm(calls: Collectives, op: Operation, seconds: float, passed: float = 0.0) -> None:
     """Make `op` fail `seconds` after its call, unless it is done. `passed` seconds are over
@@ -211,9 +215,10 @@ class _MessageDeadline:
             [peer] = self._missing
             whom = f" by rank {peer} ({self._seen.get(peer, 'no answer')})"
         work = self._work
+        what = "matched" if self._messages.is_unmatched(work) else "completed"
         error = self._party.error(
             CollectiveTimeoutError,
-            f"not matched{whom} within {self._seconds:g} s",
+            f"not {what}{whom} within {self._seconds:g} s",
             op=work.op,
             tag=None if work.tag is ANY_TAG else work.tag,
             missing=self._missing,

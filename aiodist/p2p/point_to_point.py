@@ -272,11 +272,12 @@ class PointToPoint:
         return list(self._pending)
 
     def is_unmatched(self, work: Work[Any]) -> bool:
-        """Return whether `work` sends a message that its receiver has not begun to take."""
+        """Return whether `work` sends a message that its receiver has not begun to take, or
+        receives and has no message yet."""
         waiting = self._pending.get(work)
-        if not isinstance(waiting, Sending):
-            return False
-        return waiting.sid is None or waiting.next_part != NOTHING
+        if isinstance(waiting, Sending):
+            return waiting.sid is None or waiting.next_part != NOTHING
+        return waiting is not None and waiting.message is None
 
     def takes_long(self, work: Work[Any]) -> bool:
         """Return whether `work` receives a message so large that polling for its rest would only

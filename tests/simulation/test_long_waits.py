@@ -182,6 +182,27 @@ def test_data_on_a_slow_way_is_no_stall(caplog: pytest.LogCaptureFixture) -> Non
     assert told(caplog, "aiodist.group") == []
 
 
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_message_on_a_slow_way_was_matched_though_its_deadline_is_over(late: int) -> None:
+    async def program(group: aiodist.Group) -> None:
+        timeout = 3.0 if group.rank == late else math.inf
+        if group.rank == 0:
+            work = group.send(np.ones(3_000_000, np.uint8), 1, timeout=timeout)
+        else:
+            work = group.recv(timeout=timeout)
+        if group.rank == late:
+            with pytest.raises(
+                aiodist.CollectiveTimeoutError,
+                match=r"^not completed( by rank 1 \(.*\))? within 3 s",
+            ):
+                await work
+        await group.barrier()
+        work.cancel()
+
+    conditions = Conditions(delay=(20e-6, 200e-6), loss=0.0, rate=150_000)
+    assert Simulation(2, seed=1, conditions=conditions).run(program) == [None, None]
+
+
 def test_each_is_told_once_and_many_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
     async def program(group: aiodist.Group) -> None:
         await asyncio.gather(*(group.all_reduce(1, tag=tag) for tag in range(50)))
