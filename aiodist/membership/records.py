@@ -12,7 +12,14 @@ from typing import Annotated, Any, get_args
 import msgpack
 
 from aiodist.wire import averaging, schema
-from aiodist.wire.limits import MAX_MEMBERS, MAX_NAME, MAX_SECONDS, MAX_TEXT, MAX_VALUE
+from aiodist.wire.limits import (
+    MAX_MEMBERS,
+    MAX_METADATA,
+    MAX_NAME,
+    MAX_SECONDS,
+    MAX_TEXT,
+    MAX_VALUE,
+)
 from aiodist.wire.messages import Epoch, EpochView, Key, Name, NonEmptyName, Ranks, Request, Result
 
 Size = Annotated[int, schema.integer(1, MAX_MEMBERS)]
@@ -148,8 +155,8 @@ def decode_records(data: bytes) -> list[Record]:
     """Decode joined records. Raises ValueError if they are damaged."""
     # Records have no lengths, because a msgpack value says where it ends. A checksum has been
     # checked before. The limits are for damage that it missed: no length may reserve more memory
-    # than a record needs.
-    unpacker = msgpack.Unpacker(max_array_len=MAX_MEMBERS, max_buffer_size=max(len(data), 1))
+    # than a record needs. The longest arrays are lists in metadata.
+    unpacker = msgpack.Unpacker(max_array_len=MAX_METADATA, max_buffer_size=max(len(data), 1))
     unpacker.feed(data)
     records: list[Record] = []
     at = 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import copy
 import logging
 import math
 import os
@@ -519,7 +520,8 @@ def as_member(info: MemberInfo, rank: int | None = None) -> Member:
         host=info.host,
         pid=info.pid,
         name=info.name,
-        metadata=info.metadata,
+        # Ranks of one process share `info`, and programs may change lists in what they get.
+        metadata=copy.deepcopy(info.metadata) if info.metadata else {},
         joined_at=info.joined_at,
     )
 

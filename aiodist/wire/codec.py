@@ -6,14 +6,12 @@ import hashlib
 from typing import Any
 from weakref import WeakValueDictionary
 
-import msgpack
-
 from aiodist.errors import MessageTooLargeError, ProtocolError
 from aiodist.wire.columns import pack_rows, unpack_rows
 from aiodist.wire.frames import Frame, encode, pack_fields, unpack_fields
 from aiodist.wire.limits import MAX_BODY, MAX_REQUEST
 from aiodist.wire.messages import Message, message_type
-from aiodist.wire.schema import build, integer, pack, plain
+from aiodist.wire.schema import build, integer, pack, plain, unpack
 
 _check_request = integer(0, MAX_REQUEST)
 
@@ -51,7 +49,7 @@ def encode_body(message: Message, *, max_body: int = MAX_BODY) -> bytes:
     # check now, and the caller that made the mistake gets an error.
     try:
         build(type(message), _received(type(message), body))
-    except (ValueError, ProtocolError) as error:
+    except ValueError as error:
         raise ValueError(f"a {type(message).__name__} message needs {error}") from None
     return body
 
@@ -106,11 +104,7 @@ def _received(cls: type[Message], body: bytes) -> list[Any]:
 
 
 def _unpack(body: bytes) -> list[Any]:
-    # By itself, msgpack takes no length of more items than `body` has bytes.
-    try:
-        values = msgpack.unpackb(body, max_ext_len=0)
-    except Exception as error:  # msgpack raises half a dozen unrelated types
-        raise ProtocolError(f"not msgpack: {type(error).__name__}: {error}") from None
+    values = unpack(body)
     if type(values) is not list:
-        raise ProtocolError(f"a body is a msgpack array, not {type(values).__name__}")
+        raise ValueError(f"a msgpack array, not {type(values).__name__}")
     return values

@@ -28,7 +28,7 @@ from typing import Any
 
 import msgpack
 
-from aiodist.wire.limits import MAX_ADDRESSES, MAX_MEMBERS, MAX_NAME, MAX_REPLY
+from aiodist.wire.limits import MAX_ADDRESSES, MAX_MEMBERS, MAX_METADATA, MAX_NAME, MAX_REPLY
 from aiodist.wire.schema import pack
 
 _VARIES = re.compile(r"((?:[0-9a-f]{2}){6,40})|(?<![0-9])(0|[1-9][0-9]{0,4})(?![0-9])")
@@ -58,8 +58,9 @@ def unpack_rows(data: bytes) -> list[list[Any]]:
     Takes no more memory than the largest reply, whatever `data` would become.
     """
     try:
+        # The longest arrays are lists in metadata.
         count, columns = msgpack.unpackb(
-            _inflated(data), max_array_len=MAX_MEMBERS, max_map_len=MAX_MEMBERS, max_ext_len=0
+            _inflated(data), max_array_len=MAX_METADATA, max_map_len=MAX_MEMBERS, max_ext_len=0
         )
         if not 0 <= count <= MAX_MEMBERS:
             raise ValueError(f"{count} rows")

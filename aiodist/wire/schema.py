@@ -146,7 +146,7 @@ def field_names(cls: type[Any]) -> tuple[str, ...]:
 def check_field(cls: type[Any], name: str, value: Any) -> None:
     """Raise ValueError or TypeError unless `value`, as it travels, fits the field `name`."""
     try:
-        dict(_CHECKS[cls])[name](msgpack.unpackb(pack(value), strict_map_key=False))
+        dict(_CHECKS[cls])[name](unpack(pack(value)))
     except ValueError as error:
         raise ValueError(f"{name}={value!r:.200}: expected {error}") from None
     except TypeError as error:
@@ -169,6 +169,16 @@ def build(cls: type[Any], values: list[Any]) -> Any:
 def pack(value: Any) -> bytes:
     """Return `value` as msgpack. It may be a struct or hold some."""
     return msgpack.packb(value, default=plain)
+
+
+def unpack(data: bytes) -> Any:
+    """Return the value that `pack` packed. Raises ValueError for other bytes."""
+    # By itself, msgpack takes no length of more items than there are bytes.
+    try:
+        return msgpack.unpackb(data, max_ext_len=0)
+    except Exception as error:  # msgpack raises half a dozen unrelated types
+        what = f"msgpack with text keys, not {type(error).__name__}: {error}"
+        raise ValueError(what) from None
 
 
 def plain(value: Any) -> Any:

@@ -289,10 +289,12 @@ def test_blocking_calls_from_threads(run, groups, everyone):
 
 def test_members(run, groups, transport):
     async def main():
-        async with groups(3, name="me", metadata={"gpu": 1}) as ranks:
+        async with groups(3, name="me", metadata={"gpus": [1]}) as ranks:
             group = ranks[1]
             assert [member.rank for member in group.members] == [0, 1, 2]
-            assert group.members[2].metadata == {"gpu": 1}
+            assert group.members[2].metadata == {"gpus": [1]}
+            ranks[0].members[2].metadata["gpus"].append(2)  # what it sees is its own
+            assert group.members[2].metadata == {"gpus": [1]}
             assert group.members[2].name == "me"
             assert (group.rank, group.size) == (1, 3)
             local = (0, 2) if transport == "hosts" else (1, 3)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from aiodist.membership.records import (
@@ -19,14 +21,17 @@ from aiodist.membership.records import (
     encode_record,
 )
 from aiodist.wire import averaging
+from aiodist.wire.limits import MAX_METADATA
 from aiodist.wire.messages import EpochView, MemberInfo, Result
 
 VIEW = EpochView("g", 3, (MemberInfo(0, "a", "host", 1, "", {}, 0.0, "", ()),))
+LONG = EpochView("g", 3, (replace(VIEW.members[0], metadata={"a": [1] * (MAX_METADATA - 6)}),))
 RECORDS = [
     EpochGiven("g", 3),
     Formed(VIEW, "run", True, 1, 1, 0.0, "someone"),
     Gone("g", "run", (0,), "it crashed"),
     Gone("g", "run", (0,), None),
+    Formed(LONG, "run", True, 1, 1, 0.0, "someone"),
     Ended("g", "run", 3),
     Stored("g", "run", "k", b"v", 12.5),
     Stored("g", "run", "k", None, None),

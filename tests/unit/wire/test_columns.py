@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from aiodist.wire.columns import pack_rows, unpack_rows
-from aiodist.wire.limits import MAX_REPLY
+from aiodist.wire.limits import MAX_METADATA, MAX_REPLY
+from aiodist.wire.schema import pack
 
 pieces = st.one_of(
     st.sampled_from(["tcp://", ":", "-", "\0", "\1", "0", "00", "65535", "65536", "10.0.12.7"]),
@@ -61,6 +62,12 @@ def plain(value: Any) -> Any:
 @given(tables())
 def test_what_is_packed_comes_back(rows: list[list[Any]]) -> None:
     assert unpack_rows(pack_rows(rows)) == [[plain(value) for value in row] for row in rows]
+
+
+def test_the_longest_list_that_metadata_may_have_comes_back() -> None:
+    metadata = {"a": [1] * (MAX_METADATA - 6)}
+    assert len(pack(metadata)) == MAX_METADATA
+    assert unpack_rows(pack_rows([[metadata], [{}]])) == [[metadata], [{}]]
 
 
 def test_numbers_of_any_size_come_back() -> None:
