@@ -151,7 +151,8 @@ class Origin(CorePushes):
     # Ids of pushed messages that were refused. Their data still comes, up to FIN or WITHDRAW.
     skipped: set[int] = field(default_factory=set)
     last: tuple[MessageTag, bytes] = (0, b"")
-    """The tag and metadata of its last message. b"": the metadata was long."""
+    """The tag and metadata of its last message with metadata of at most `REMEMBERED` bytes. b"":
+    there was none."""
 
     def __post_init__(self) -> None:
         self.sid, self.may_push = -1, False

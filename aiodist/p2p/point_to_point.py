@@ -18,10 +18,10 @@ receiver pulls the rest instead, because then two ranks copy at the same time, t
 the memory is mapped, a second thread copies half of it.
 
 A sender may push a message if the receiver allows it. The receiver gives leave in its pull of the
-last message, if that had at most 1 MiB. (If the data is mapped, it gives leave only if a receive
-waited, because reading is as good.) The data of the pushed message follows its announcement at
-once, which saves a round trip. If no receive waits for it, it goes to memory of its own like an
-eager one. There is no more leave until it was received.
+last message, if that had at most 1 MiB, or 5 MiB if ranks are far apart. (If the data is mapped, it
+gives leave only if a receive waited, because reading is as good.) The data of the pushed message
+follows its announcement at once, which saves a round trip. If no receive waits for it, it goes to
+memory of its own like an eager one. There is no more leave until it was received.
 
 Messages with arrays on a device (`devices.values`) are always announced. The receiver reads these
 arrays on the sender's device, and then pulls the rest, so FIN confirms these arrays, too. If it
@@ -35,13 +35,15 @@ matched later, as in MPI.
 
 **Bounds** for each sender at each receiver. It is a ProtocolError if a sender exceeds them:
 
-* Unconsumed messages cost at most 256 KiB for each tag, and 4 MiB in all. A message costs 256
-  bytes, its tag, and what has been sent of it. In Python objects this is about five times as much
-  in the worst case, empty messages with different tags.
-* Beyond these 4 MiB, there may be one message (at most 67 KiB) for every tag that a receive or
-  probe names while it waits. So a tag without receives never blocks a tag with one.
+* Unconsumed messages cost at most 256 KiB for each tag, and 4 MiB in all. If ranks are far apart,
+  it is up to 8 MiB and 16 MiB (`credit.limits_for`). A message costs 256 bytes, its tag, and what
+  has been sent of it. In Python objects this is about five times as much in the worst case, empty
+  messages with different tags.
+* Beyond that total, there may be one message (at most 67 KiB) for every tag that a receive or probe
+  names while it waits. So a tag without receives never blocks a tag with one.
 * An announced message takes memory when a receive has matched it, and at most `max_message_bytes`
-  with its metadata. Only a pushed one, of at most 1 MiB, takes memory before.
+  with its metadata. Only a pushed one, and what goes ahead of a pull within the credit, takes
+  memory before.
 
 A sender has copied no more than that. Messages that may not be sent yet wait in order, in the
 user's own memory. The state of a tag goes when its last message was consumed and the credit is
