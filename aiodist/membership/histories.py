@@ -41,11 +41,13 @@ class Histories:
     def learn(self, room: Room, who: str, message: AverageEnter) -> None:
         """Take over what a returning member knows, because this coordinator may have lost it."""
         member = room.members[who]
+        outcomes: dict[str, list[Outcome]] = {}
+        for one in message.outcomes:
+            outcomes.setdefault(one.part, []).append(one)
         for name, reached in zip(member.parts, message.reached, strict=False):
             if reached is not None:
                 member.reached[name] = reached
-            outcomes = [one for one in message.outcomes if one.part == name]
-            self._learn_results(room, who, name, reached, outcomes)
+            self._learn_results(room, who, name, reached, outcomes.get(name, []))
         for decision in message.decisions:
             before = decision.before
             self._learn_results(room, who, decision.part, before, [])
