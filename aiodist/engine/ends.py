@@ -23,6 +23,8 @@ from aiodist.work import Work
 
 VERDICT_SECONDS = 0.25
 """Seconds for a verdict to come after the leave of a rank to which there is no link."""
+STACK_OF_STEP = 100
+"""Levels of the stack. A step of an operation takes fewer, without code of the user."""
 
 
 class Called(deadlines.Collectives, Protocol):
@@ -61,10 +63,12 @@ class Ends:
     def failed(self, op: Operation, error: BaseException) -> None:
         """Fail `op`, which failed on this rank, and tell the others.
 
-        Raises `error` if it is a RecursionError. Without stack nothing can be sent now, so the call
-        at the bottom aborts the group (`OperationStarts._broken_off`).
+        Raises `error` if it is a RecursionError and the stack is nearly used up here. Then it may
+        have ended anywhere, and nothing can be sent, so the call at the bottom aborts the group
+        (`OperationStarts._broken_off`). Otherwise code of the user has used it up, for example a
+        codec, and nothing else was broken off.
         """
-        if isinstance(error, RecursionError):
+        if isinstance(error, RecursionError) and not _has_stack(STACK_OF_STEP):
             raise error
         # `op` may have ended before, perhaps by a verdict that came within this very step. The
         # first verdict counts, and the others have heard it.
@@ -190,3 +194,11 @@ class Ends:
             party.loop.call_later(VERDICT_SECONDS, self.failed, op, error)
         else:
             self.failed(op, error)
+
+
+def _has_stack(levels: int) -> bool:
+    """Return whether so many levels of the stack are left."""
+    try:
+        return levels == 0 or _has_stack(levels - 1)
+    except RecursionError:
+        return False

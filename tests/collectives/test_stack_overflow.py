@@ -80,6 +80,42 @@ def test_nothing_waits_for_its_deadline(run: Any, groups: Any, name: str, first:
     gc.collect()  # what was left behind is told of here, and not in the next test
 
 
+class Endless:
+    """Its unpickling takes all of the stack."""
+
+    def __reduce__(self) -> Any:
+        return endless, ()
+
+
+def endless() -> Any:
+    return endless()
+
+
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("name", ["broadcast", "all_gather"])
+def test_code_of_the_user_that_takes_all_of_the_stack_fails_the_operation_alone(
+    run: Any, groups: Any, name: str, first: int
+) -> None:
+    """In a callback of a link there is no call that could abort the group, and the peer is well."""
+
+    async def main() -> None:
+        async with groups(2, allow_pickle=True) as ranks:
+            for _ in range(3):  # the later ones may be done within the call
+                works: list[Any] = [None, None]
+                for rank in (first, 1 - first):
+                    x = None if name == "broadcast" and rank else Endless()
+                    works[rank] = getattr(ranks[rank], name)(x)
+                    await asyncio.sleep(0)
+                await asyncio.wait(works)
+                errors = {type(work.exception()) for work in works}
+                assert RecursionError in errors
+                # The rank that broadcasts reads no value, and may have completed.
+                assert errors <= {RecursionError, aiodist.CollectiveAbortedError, type(None)}
+                assert await asyncio.gather(*[rank.all_reduce(1) for rank in ranks]) == [2, 2]
+
+    run(main())
+
+
 @pytest.mark.parametrize("length", [3, 1_000_000])
 async def test_a_stack_that_ends_in_the_receive_of_a_sendrecv(
     monkeypatch: pytest.MonkeyPatch, length: int
