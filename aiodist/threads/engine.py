@@ -20,7 +20,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextvars import copy_context
 from functools import partial
 from multiprocessing import util as processes
@@ -36,7 +36,7 @@ LOOK = 1.0
 """Seconds between two looks at the loop during a wait. Nothing tells a thread that it has ended."""
 
 EXIT_PATIENCE = 10.0
-"""Seconds that an exiting process waits until it has left its groups in good order."""
+"""Seconds for which an exiting process awaits its endings, and then its open groups."""
 
 log = logging.getLogger("aiodist.threads")
 
@@ -260,23 +260,33 @@ class Engine:
     def end(self) -> None:
         """Await all endings, because the process exits."""
 
+        async def left(what: object, leave: Callable[[], Awaitable[None]], until: float) -> None:
+            try:
+                async with asyncio.timeout_at(until):
+                    await leave()
+            except (Exception, asyncio.CancelledError) as error:
+                text = "%r was not left in good order within %g s: %s"
+                log.warning(text, what, EXIT_PATIENCE, in_words(error))
+
         async def end() -> None:
-            async with asyncio.timeout(EXIT_PATIENCE):
-                while self._endings:
-                    await self._endings.pop()()
-                # Close the groups that the program has left open, because a process that just ends
-                # looks to the others like one that has crashed.
-                for group in list(self._groups):
-                    if not group.closed:
-                        await group.close()
+            until = self.loop.time() + EXIT_PATIENCE
+            while self._endings:
+                ending = self._endings.pop()
+                await left(ending, ending, until)
+            # Close the groups that the program has left open, because a process that just ends
+            # looks to the others like one that has crashed. We do not close them one after the
+            # other, because one may have to wait for a busy receiver.
+            until = self.loop.time() + EXIT_PATIENCE
+            groups = [group for group in self._groups if not group.closed]
+            await asyncio.gather(*(left(group, group.close, until) for group in groups))
 
         if self.is_inherited:
             return
         try:
-            # The second limit is for an engine that an interrupt has left in disorder.
-            self.wait_for(end(), EXIT_PATIENCE + 1)
-        except (TimeoutError, GroupClosedError):
-            log.debug("the groups were not left in good order within %g s", EXIT_PATIENCE)
+            # This limit is for an engine that an interrupt has left in disorder.
+            self.wait_for(end(), 2 * EXIT_PATIENCE + 1)
+        except (TimeoutError, GroupClosedError) as error:
+            log.warning("groups were not left in good order: %s", in_words(error))
 
     def inherit(self) -> None:
         """Hear that this process is a fork of the one with the engine's thread."""

@@ -181,6 +181,50 @@ def test_endings_are_awaited_the_latest_first() -> None:
     assert seen == ["third", "first"]
 
 
+class Ends:
+    """A group, and an ending, that raises or never ends if it is named so."""
+
+    closed = False
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __repr__(self) -> str:
+        return self.name
+
+    async def close(self) -> None:
+        self.closed = True
+        if self.name == "raises":
+            raise ValueError("not taken")
+        if self.name == "never ends":
+            await asyncio.get_running_loop().create_future()
+
+    __call__ = close
+
+    def abort(self, reason: str = "") -> None: ...
+
+
+def test_what_is_not_left_in_good_order_keeps_nothing_else_from_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("aiodist.threads.engine.EXIT_PATIENCE", 0.01)
+    names = ("ends", "raises", "never ends")
+    groups, endings = [Ends(name) for name in names], [Ends(name) for name in names]
+    for group, ending in zip(groups, endings, strict=True):
+        engine().adopt(group)
+        engine().at_exit(ending)
+    engine().end()
+    assert all(each.closed for each in groups + endings)
+    warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert sorted(warnings) == sorted(
+        [
+            "raises was not left in good order within 0.01 s: ValueError: not taken",
+            "never ends was not left in good order within 0.01 s: TimeoutError",
+        ]
+        * 2
+    )
+
+
 def test_a_forked_child_has_no_part_in_the_parents_engine() -> None:
     mine = engine()
     read, write = os.pipe()
