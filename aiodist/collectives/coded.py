@@ -150,8 +150,6 @@ class _Jobs(Pause):
                 job()
             except Exception as error:
                 self._error = error
-            except BaseException as error:  # of the codec: it must not end the loop either
-                self._error = OperatorError(error, "codec")
 
     def check(self) -> None:
         """Raise what a job has raised."""
@@ -428,13 +426,16 @@ class _Coded:
         it is that is added, and kept."""
         at, most = self._at(codec, cut)
         into = out[at : at + most]
-        if self._codec.error_feedback:
-            feedback = self._kept.get((key, cut[0]))
-            if feedback is None:
-                feedback = self._kept[key, cut[0]] = ErrorFeedback(values.size)
-            size = feedback.encode(codec, values, into, np.empty_like(values))
-        else:
-            size = codec.encode(values, into)
+        try:
+            if self._codec.error_feedback:
+                feedback = self._kept.get((key, cut[0]))
+                if feedback is None:
+                    feedback = self._kept[key, cut[0]] = ErrorFeedback(values.size)
+                size = feedback.encode(codec, values, into, np.empty_like(values))
+            else:
+                size = codec.encode(values, into)
+        except BaseException as error:
+            raise OperatorError(error, "codec") from error
         out[at - HEAD : at].view("<u8")[0] = size
 
     def _decode(
@@ -450,6 +451,8 @@ class _Coded:
         except NOT_DECODED as error:
             text = f"rank {src} sent data that {codec.name} cannot decode: {in_words(error)}"
             raise ProtocolError(text) from error
+        except BaseException as error:
+            raise OperatorError(error, "codec") from error
 
 
 def _piece_of(*codecs: Codec) -> int:

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import re
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
-from aiodist import CollectiveAbortedError, ProtocolError
+from aiodist import (
+    CollectiveAbortedError,
+    CollectiveTimeoutError,
+    PeerLostError,
+    ProtocolError,
+)
 from aiodist.codecs import bf16, int8
 
 pytestmark = pytest.mark.strength(2)
@@ -100,29 +106,40 @@ class Panic(BaseException):
     """Extensions in Rust raise such an exception."""
 
 
-def panicking(*args):
-    raise Panic("boom")
+ERRORS = {
+    "Panic": partial(Panic, "boom"),
+    # aiodist raises these for other reasons, and they mean something else then.
+    "PeerLostError": partial(PeerLostError, "boom", ranks=[0]),
+    "CollectiveTimeoutError": partial(CollectiveTimeoutError, "boom", missing=[0]),
+    "RecursionError": partial(RecursionError, "boom"),
+}
 
 
+@pytest.mark.parametrize("name", ERRORS)
 @pytest.mark.parametrize("method", ["encode", "decode"])
 @pytest.mark.parametrize(("layout", "length"), [("ab", 10), ("ab", 400_000), ("aab", 10)])
-def test_an_error_that_is_no_exception_fails_the_call_alone(on_hosts, run, method, layout, length):
+def test_what_a_codec_raises_fails_the_call_alone(on_hosts, run, name, method, layout, length):
     """Small pieces are coded in a callback of a link, and large ones in one of the loop."""
+
+    raised = ERRORS[name]()
+
+    def raises(*args):
+        raise raised
 
     async def main():
         async with on_hosts(layout) as ranks:
             codecs = [bf16() for _ in ranks]
-            codecs[1] = Broken(method, panicking)
+            codecs[1] = Broken(method, raises)
             codecs[1].name = bf16().name
             works = [
                 group.all_reduce(np.ones(length, np.float32), codec=codec, timeout=10)
                 for group, codec in zip(ranks, codecs, strict=True)
             ]
             await asyncio.wait(works)
-            assert isinstance(works[1].exception(), Panic)
+            assert works[1].exception() is raised
             for error in (work.exception() for work in works if work is not works[1]):
                 assert isinstance(error, CollectiveAbortedError)
-                assert (error.rank, error.reason) == (1, "the codec raised Panic: boom")
+                assert (error.rank, error.reason) == (1, f"the codec raised {name}: boom")
             assert await asyncio.gather(*[g.all_reduce(1) for g in ranks]) == [len(ranks)] * len(
                 ranks
             )
