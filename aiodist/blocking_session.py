@@ -35,8 +35,11 @@ def _blocking(connect: Callable[P, Connecting]) -> Callable[P, BlockingGroup]:
         async def join() -> Group:
             return await connecting
 
+        def leave(group: Group) -> None:
+            group.abort("connect_blocking was interrupted")
+
         home = Home.of(engine().loop)
-        return BlockingGroup(BlockingWork[Group](home, join).run(), home)
+        return BlockingGroup(BlockingWork[Group](home, join, leave).run(), home)
 
     return connect_blocking
 

@@ -198,12 +198,16 @@ class BlockingWork(Generic[T]):
         assert await asyncio.to_thread(in_a_thread, group.blocking()) == "a"
     """
 
-    def __init__(self, home: Home, call: Callable[[], Any]) -> None:
-        """`call` is made on the loop of `home`. It returns a Work, a coroutine, or a plain
-        value."""
+    def __init__(
+        self, home: Home, call: Callable[[], Any], discard: Callable[[T], object] | None = None
+    ) -> None:
+        """`call` is made on the loop of `home`. It returns a Work, a coroutine, or a plain value.
+        `discard` is called there with the result of a coroutine if no thread gets it, because an
+        interrupt came just when it was there."""
         _check_thread()
         self._home = home
         self._call = call
+        self._discard = discard
         self._disorders = home.disorders  # before the call, which an interrupt may lose
         self._outcome: LoopOutcome[T] = LoopOutcome()
         self._made: LoopOutcome[None] | None = None  # for a thread that waits only for the call
@@ -386,7 +390,11 @@ class BlockingWork(Generic[T]):
         work = self._work
         if work is None or work.cancel() or work.cancelled() or self._outcome.is_taken:
             return True
-        if not isinstance(work, Work) or work.error is not None:
+        if not isinstance(work, Work):
+            if self._discard is not None and work.exception() is None:
+                self._discard(work.result())
+            return True
+        if work.error is not None:
             return True
         made: Any = work.result() if work.op in _MAKERS else None
         if made is not None:

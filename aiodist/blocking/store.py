@@ -45,7 +45,7 @@ class BlockingWatch(Blocking[Watch]):
 
     def __next__(self) -> tuple[str, bytes | None]:
         change: BlockingWork[tuple[str, bytes | None]] = BlockingWork(
-            self._home, self._behind.__anext__
+            self._home, self._behind.__anext__, self._behind._put_back
         )
         try:
             return change.run()

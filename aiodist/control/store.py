@@ -249,6 +249,12 @@ class Watch:
             raise StopAsyncIteration
         return self._changes.popleft()
 
+    def _put_back(self, change: tuple[str, bytes | None]) -> None:
+        """Make `change`, which was taken last, the next one, because the program did not get it."""
+        if len(self._changes) < MAX_UNREAD:
+            self._changes.appendleft(change)
+            self._news.set()
+
     async def _until_begun(self) -> Watch:
         await self._until(lambda: self._begun or self._closed)
         return self

@@ -130,6 +130,45 @@ def test_the_others_hear_of_an_interrupt(pair: Pair, monkeypatch: pytest.MonkeyP
         two.barrier()
 
 
+def interrupted_when_done(monkeypatch: pytest.MonkeyPatch, kind: type[Home] = OwnLoop) -> None:
+    """The next call of this thread is interrupted when its result is there, and not taken."""
+    submit, caller = kind.submit, threading.get_ident()
+
+    def submit_and_wait(home: Home, call: Callable[[], None], until: Any) -> None:
+        if threading.get_ident() != caller:
+            return submit(home, call, until)
+        monkeypatch.undo()
+        submit(home, call, until)
+        home.wait(until.__self__.wait, home.disorders)
+        signal.raise_signal(signal.SIGINT)
+        return None
+
+    monkeypatch.setattr(kind, "submit", submit_and_wait)
+
+
+def test_an_interrupt_leaves_the_group_that_was_joined(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lease would be renewed for ever, and no other member could take its place."""
+    interrupted_when_done(monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        aiodist.connect_blocking(address, rank=0, size=1)
+    aiodist.connect_blocking(address, rank=0, size=1, timeout=10).close()
+
+
+def test_an_interrupt_loses_no_change_of_a_watch(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = aiodist.connect_blocking(address, rank=0, size=1)
+    with group, group.store.watch("k") as changes:
+        for value in (b"1", b"2"):
+            group.store.set("k", value)
+        interrupted_when_done(monkeypatch)
+        with pytest.raises(KeyboardInterrupt):
+            next(changes)
+        assert [next(changes), next(changes)] == [("k", b"1"), ("k", b"2")]
+
+
 @pytest.mark.parametrize("op", ["subgroup", "split", "dup", "expose", "shrink", "rendezvous"])
 def test_an_interrupt_leaves_the_group_that_was_made(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, op: str
@@ -139,15 +178,7 @@ def test_an_interrupt_leaves_the_group_that_was_made(
     given: tuple[Any, ...] = {"subgroup": ([0, 1],), "split": (0,)}.get(op, ())
     with ThreadPoolExecutor(1) as thread:
         theirs = thread.submit(getattr(two, op), *given)
-        home, submit = one._home, one._home.submit
-
-        def submit_and_wait(call: Callable[[], None], until: Any) -> None:
-            monkeypatch.undo()
-            submit(call, until)
-            home.wait(until.__self__.wait, home.disorders)
-            signal.raise_signal(signal.SIGINT)
-
-        monkeypatch.setattr(home, "submit", submit_and_wait)
+        interrupted_when_done(monkeypatch, type(one._home))
         with pytest.raises(KeyboardInterrupt):
             getattr(one, op)(*given)
         made = theirs.result()
