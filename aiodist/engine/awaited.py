@@ -30,6 +30,9 @@ class Awaited(Pause):
 
     def result(self) -> Any:
         """Return the result of the coroutine, or raise its exception."""
+        # Some programs cancel all tasks of their loop. An operation fails by Exceptions only.
+        if self._task.cancelled():
+            raise RuntimeError("the program has cancelled the task of this operation")
         return self._task.result()
 
     def close(self) -> None:

@@ -141,9 +141,13 @@ def test_where_the_owner_has_no_memory_all_fail(
     run(main())
 
 
+@pytest.mark.parametrize("what", ["Work", "task"])
 @pytest.mark.parametrize("stage", ["copy", "fetch"])
-def test_cancelled_while_it_waits(run: Any, monkeypatch: pytest.MonkeyPatch, stage: str) -> None:
-    """Everybody hears of it, nothing is left, and the group goes on."""
+def test_cancelled_while_it_waits(
+    run: Any, monkeypatch: pytest.MonkeyPatch, stage: str, what: str
+) -> None:
+    """All ranks hear of it, nothing is left, and the group goes on. A program that cancels all
+    tasks of its loop cancels the task of the operation, too."""
     waiting = asyncio.Event()
 
     async def never(*args: Any, **kwargs: Any) -> Any:
@@ -159,9 +163,19 @@ def test_cancelled_while_it_waits(run: Any, monkeypatch: pytest.MonkeyPatch, sta
                     patch.setattr(host_loans, "take", never)
                 works = [group.share(np.ones(9) if group.rank == 0 else None) for group in groups]
                 await waiting.wait()
-                works[1].cancel()
-                with pytest.raises(CollectiveAbortedError):
-                    await works[0]
+                if what == "Work":
+                    works[1].cancel()
+                    with pytest.raises(CollectiveAbortedError):
+                        await works[0]
+                else:
+                    [task] = [
+                        task for task in asyncio.all_tasks() if task.get_name() == "aiodist phase"
+                    ]
+                    task.cancel()
+                    await asyncio.wait(works)
+                    errors = [work.exception() for work in works]
+                    assert {type(each) for each in errors} == {RuntimeError, CollectiveAbortedError}
+                    assert all("has cancelled the task" in str(each) for each in errors)
             assert maps() == 0
             got = await shared(groups, np.ones(9))
             assert all((one == 1).all() for one in got)
