@@ -138,7 +138,7 @@ class Ends:
     def _where(self, op: Operation) -> dict[str, Any]:
         """Return the group and the operation, for an error."""
         # Tags of bytes are aiodist's own. They and their numbers mean nothing to the program.
-        tag, seq = (None, None) if isinstance(op.tag, bytes) else (op.tag, op.seq)
+        tag, seq = (None, None) if isinstance(op.tag, bytes) else (op.tag, op.work.seq)
         group, epoch = self.party.group, self.party.epoch
         return {"group": group, "epoch": epoch, "op": op.work.op, "tag": tag, "seq": seq}
 

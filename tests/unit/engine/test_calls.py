@@ -143,3 +143,19 @@ async def test_what_ended_an_earlier_step_ends_the_call_for_the_others(end: str)
             await groups[1].barrier()
         for name in ("ranks", "missing", "rank"):
             assert getattr(heard.value, name, None) == getattr(error, name, None)
+
+
+async def test_a_deadline_of_a_call_that_has_no_number_yet() -> None:
+    """Its tag is frozen while the ranks agree on forgetting it."""
+    async with aiodist.local(2) as (one, two):
+        calls = one._context.calls
+        calls.tags.frozen.add("t")
+        with pytest.raises(aiodist.CollectiveTimeoutError, match="was not free") as raised:
+            await one.all_reduce(1, tag="t", timeout=0.01)
+        assert raised.value.seq is None
+        assert "#" not in str(raised.value)
+        calls.tags.frozen.clear()
+        calls.undefer()
+        with pytest.raises(aiodist.CollectiveTimeoutError, match="rank 0 gave up") as heard:
+            await two.all_reduce(1, tag="t")
+        assert heard.value.seq == 0
