@@ -46,9 +46,9 @@ class Codec(ABC):
     def encode(self, values: Floats, out: Bytes) -> int:
         """Write the coded `values`, float32[n], to the start of `out`, uint8[nbytes(n)].
 
-        Return how many bytes were written, an int. `values` are read-only. Values that are not
-        finite must not become finite, because that would hide a failure: the values near them may
-        become NaN as well.
+        Return how many bytes were written, an int. `values` are read-only. If only one of them is
+        not finite, it must not become finite, because that would hide a failure. The values near it
+        may become NaN as well. If several are not finite, at least one of them must stay so.
         """
 
     @abstractmethod

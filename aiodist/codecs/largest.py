@@ -22,7 +22,7 @@ class topk(Codec):
     out. `share=0.01` takes 2 % of the bytes. A sum of m such arrays keeps the union of their
     places, so it takes up to m times as many bytes, and at most those of float32. Use it with
     error feedback: without, values that are never among the largest are never sent. Values that
-    are not finite count as the largest.
+    are not finite count as the largest, so at least one of them is kept.
 
     Args:
         share: the share of values that is kept, above 0 and at most 1.

@@ -98,6 +98,15 @@ def test_largest_keeps_those_of_the_largest_magnitude(kept: int) -> None:
             assert magnitudes[places].min() >= rest.max()
 
 
+def test_topk_keeps_at_least_one_value_that_is_not_finite() -> None:
+    for bad in (np.nan, np.inf, -np.inf):
+        for count in (1, 100, 40_000):
+            values = np.ones(40_000, np.float32)
+            values[-count:] = bad
+            there = through(topk(0.01), values)
+            assert np.count_nonzero(~np.isfinite(there)) == min(count, 400)
+
+
 def test_of_equal_values_the_first_are_kept() -> None:
     values = np.tile(np.array([1, -2, 2, 3], np.float32), 1000)
     places = largest(values, 1500)
