@@ -106,7 +106,7 @@ class _Integers(Codec):
 class int8(_Integers):
     """Integers from -127 to 127, with a scale for each `block` of values: 25.4 % of the bytes.
 
-    The error of a value is at most 1/254 of the largest value of its block. If a block holds a
+    The largest error is about 1/254 of the largest value of its block. If a block holds a
     value that is not finite, all of the block becomes NaN. Blocks of values below 1e-36 become
     zeros.
 
@@ -133,7 +133,7 @@ class int8(_Integers):
 class int4(_Integers):
     """Integers from -7 to 7, with a scale for each `block` of values: 13.3 % of the bytes.
 
-    The error of a value is at most 1/14 of the largest value of its block. If a block holds a
+    The largest error is about 1/14 of the largest value of its block. If a block holds a
     value that is not finite, all of the block becomes NaN. Blocks of values below 1e-36 become
     zeros.
 
