@@ -289,6 +289,7 @@ class Averager:
                 f"another call for part {part!r} is under way: await it first, or use other parts"
             )
         form = TreeForm(tree, coded=self._settings.codec is not None)
+        found.check(form)
         vectors = form.copy()
         if not self._allow_nonfinite and not all_finite(vectors, form.names):
             raise ValueError(

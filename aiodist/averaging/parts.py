@@ -64,11 +64,12 @@ class SettledCall:
 
 @dataclass(slots=True)
 class RunningRound:
-    """A round that moves."""
+    """A round that moves. `form`: that of its values."""
 
     decision: wire.AverageDecision
     group: Group
     transfer: Transfer
+    form: TreeForm
     timer: asyncio.TimerHandle | None = None
     here: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
 
@@ -118,8 +119,8 @@ class MemberPart:
     and the digest of the round before. `call`: the one that waits. `offers`: calls whose
     contributions may count, by number. `ids`: those that this member has had. `is_owed`: the task
     of a call has not taken its result yet, and may turn out to be cancelled. `results`: the last
-    rounds, by number, for members that ask for them. `carried`: contributions that are in no
-    result, for later calls."""
+    rounds, by number, for members that ask for them. `form`: that of all results, once there is
+    one. `carried`: contributions that are in no result, for later calls."""
 
     name: str
     ways: Ways
@@ -131,6 +132,7 @@ class MemberPart:
     offers: dict[int, AverageCall] = field(default_factory=dict)
     running: RunningRound | None = None
     results: dict[int, tuple[wire.Outcome, list[Flat]]] = field(default_factory=dict)
+    form: TreeForm | None = None
     carried: list[list[Flat]] = field(default_factory=list)
     floor: wire.Reached | None = None
     ready: deque[SettledCall] = field(default_factory=deque)  # results that no call has had yet
@@ -138,6 +140,20 @@ class MemberPart:
     residuals: PartResiduals | None = None
 
     # Calls.
+
+    def check(self, form: TreeForm) -> None:
+        """Raise MismatchError if a call has another form than the results.
+
+        The coordinator compares the forms of calls that it is offered. This one may get a result
+        that is here already, or may include what an earlier call gave.
+        """
+        if self.form is not None and form.digest != self.form.digest:
+            raise MismatchError(
+                f"the values of part {self.name!r} are {self.form.text}, but this call gives"
+                f" {form.text}. A part has the same keys, containers, shapes and dtypes in all"
+                " rounds: give these, or use a part or an averager of another name",
+                calls={},
+            )
 
     def begin(self, call: AverageCall) -> None:
         """A call has been made."""
@@ -318,7 +334,7 @@ class MemberPart:
             report=self._on_report,
             failed=self._on_failed,
         )
-        return RunningRound(decision, group, transfer)
+        return RunningRound(decision, group, transfer, form)
 
     def _on_failed(self, error: BaseException) -> None:
         """The codec has raised an error. The call fails, and the others go on without it."""
@@ -378,16 +394,25 @@ class MemberPart:
         self._close(running)
         number = self._call_in(running.decision)
         self._counted(number)
-        self.take(outcome, results, number)
+        self.take(outcome, results, number, running.form)
 
-    def take(self, outcome: wire.Outcome, vectors: list[Flat], number: int | None) -> None:
+    def take(
+        self, outcome: wire.Outcome, vectors: list[Flat], number: int | None, form: TreeForm
+    ) -> None:
         """The result of a round is here. `number`: the call whose contribution is in it."""
+        self.form = self.form or form
         self.results[outcome.round] = (outcome, vectors)
         self.begun = {round: one for round, one in self.begun.items() if round > outcome.round}
         self.trim()
         call = self.call
         for other in [one for one in self.offers.values() if one is not call]:
             self._withdrawn(other)  # it was given up, and each call belongs to one round
+        if call is not None:
+            try:
+                self.check(call.form)
+            except MismatchError as error:  # it came before the coordinator has refused the call
+                self.fail(error)
+                call = None
         if call is None or call.done.done():  # it was cancelled
             newest = self.ready[-1].outcome.reached if self.ready else self.reached
             if newest is None or newest.digest == outcome.parent:
@@ -421,7 +446,7 @@ class MemberPart:
         if outcome.round in self.begun and self.ids & {*outcome.ids}:
             number, _ = self.begun[outcome.round]
             self._counted(number)  # under an id that this member has lost
-        self.take(outcome, vectors, number)
+        self.take(outcome, vectors, number, call.form)
 
     def reopened(self, round: int) -> None:
         """The decision about a round holds no longer. Offer the contribution again, because it is

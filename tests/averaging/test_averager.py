@@ -256,6 +256,26 @@ def test_only_the_member_that_differs_fails(run: Any, tree: Any, other: Any, tex
     run(main())
 
 
+def test_a_call_that_gets_an_earlier_result_has_its_form(run: Any) -> None:
+    """The coordinator is not offered such a call, so the member compares the forms."""
+
+    async def main() -> None:
+        async with members(1, carry=True) as (avg,):
+            await avg.average(THREE)
+            cancelled = avg.average(THREE)
+            await asyncio.sleep(0)
+            cancelled.cancel()
+            await asyncio.wait({cancelled})
+            for other in np.ones(1, np.float32), {"a": THREE}:
+                with pytest.raises(aiodist.MismatchError, match=r"are float32\[3\], but"):
+                    await avg.average(other)
+            for late in True, False:
+                found = await avg.average(THREE)
+                assert (found.late, list(found.value)) == (late, [1, 1, 1] if late else [2, 2, 2])
+
+    run(main())
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [

@@ -39,12 +39,16 @@ def part_that_carries() -> MemberPart:
     return MemberPart("", ways, AverageSettings(None, sums=True, carry=True, keep=3), {"me"})
 
 
-def call_of(part: MemberPart, number: int) -> AverageCall:
-    form: Any = SimpleNamespace(digest=b"", text="", names=["float32"])
+def form_of(digest: bytes = b"") -> Any:
+    return SimpleNamespace(digest=digest, text=digest.decode(), names=["float32"])
+
+
+def call_of(part: MemberPart, number: int, form: bytes = b"") -> AverageCall:
     part.taken()
     included = part.left_over()
     done = asyncio.get_running_loop().create_future()
-    call = AverageCall(number, form, [np.full(1, number, np.float32)], 1.0, done, included)
+    vectors: Any = [np.full(1, number, np.float32)]
+    call = AverageCall(number, form_of(form), vectors, 1.0, done, included)
     part.begin(call)
     return call
 
@@ -69,7 +73,7 @@ def test_what_a_call_includes_that_was_given_up_is_not_in_the_next_call(run):
     async def main():
         part = part_that_carries()
         late = call_of(part, 1)
-        part.take(outcome(1, "other"), [], None)
+        part.take(outcome(1, "other"), [], None, form_of())
         assert part.left_over() == [late.vectors]
         given_up = call_of(part, 2)
         assert list(given_up.included) == [late.vectors]
@@ -150,7 +154,7 @@ def test_a_call_that_was_decided_on_is_not_withdrawn(run, knows):
     async def main():
         part = part_that_carries()
         call_of(part, 1)
-        part.take(outcome(1, "other"), [], None)
+        part.take(outcome(1, "other"), [], None, form_of())
         call = call_of(part, 2)
         if not knows:
             part.begun[2] = (2, digest(1))
@@ -168,7 +172,7 @@ def test_a_call_whose_round_is_recorded_is_not_withdrawn(run):
         call = call_of(part, 1)
         part.give_up(call)
         part._counted(1)
-        part.take(outcome(1, "me", "other"), [], 1)
+        part.take(outcome(1, "me", "other"), [], 1, form_of())
         assert not await withdrawn(part, call)
 
     run(main())
@@ -195,7 +199,7 @@ def test_the_transfer_of_one_round_does_not_go_on_in_the_next(run):
     async def main():
         part = part_that_carries()
         transfer = SimpleNamespace(close=lambda: None)
-        part.running = RunningRound(decision(3, 1), *cast("Any", (None, transfer)))
+        part.running = RunningRound(decision(3, 1), *cast("Any", (None, transfer, None)))
         part.decided(decision(4, 1))
         assert part.running is None
 
@@ -259,7 +263,7 @@ def test_a_decision_about_a_call_of_which_nothing_is_left(run):
         part.decided(said)
         assert ways.said == [offered]
         assert not second.done.done()
-        part.take(outcome(1, "other"), [], None)
+        part.take(outcome(1, "other"), [], None, form_of())
         part.decided(decision(1, 1))  # of a coordinator that does not know of that result yet
         assert ways.said == [offered]
 
@@ -274,11 +278,10 @@ def test_a_call_waits_until_the_one_before_has_taken_its_result(run, cancelled):
         part = part_that_carries()
         ways: Any = part.ways
         first = call_of(part, 1)
-        part.take(outcome(1, "me", "other"), [], 1)
+        part.take(outcome(1, "me", "other"), [], 1, form_of())
         ways.said.clear()
-        form: Any = SimpleNamespace(digest=b"", text="", names=["float32"])
         done = asyncio.get_running_loop().create_future()
-        second = AverageCall(2, form, [np.full(1, 2, np.float32)], 1.0, done)
+        second = AverageCall(2, form_of(), [np.full(1, 2, np.float32)], 1.0, done)
         part.begin(second)
         assert ways.said == []
         settled = first.done.result()
@@ -295,6 +298,22 @@ def test_a_call_waits_until_the_one_before_has_taken_its_result(run, cancelled):
             part.taken()
             assert [offer.after for offer in ways.said] == [Reached(1, digest(1))]
         assert part.reached == Reached(1, digest(1))
+
+    run(main())
+
+
+def test_a_call_of_another_form_gets_no_result_and_is_not_carried_over(run):
+    """The earlier call was given up, and the coordinator has not refused the later one yet."""
+
+    async def main():
+        part = part_that_carries()
+        part.give_up(call_of(part, 1, b"one"))
+        wrong = call_of(part, 2, b"other")
+        part.take(outcome(1, "me", "other"), [], 1, form_of(b"one"))
+        with pytest.raises(aiodist.MismatchError, match="are one, but this call gives other"):
+            await wrong.done
+        assert part.left_over() == []
+        assert call_of(part, 3, b"one").done.result().late
 
     run(main())
 
@@ -354,7 +373,7 @@ def test_a_call_that_was_given_up_is_not_carried_over_but_what_it_included_is(ru
     async def main():
         part = part_that_carries()
         first = call_of(part, 1)
-        part.take(outcome(1, "other"), [], None)
+        part.take(outcome(1, "other"), [], None, form_of())
         given_up = call_of(part, 2)
         assert list(given_up.included) == [first.vectors]
         assert not await withdrawn(part, given_up, decided=True)
