@@ -11,7 +11,7 @@ from aiodist.buffers import places
 from aiodist.composing import both
 from aiodist.errors import GroupClosedError
 from aiodist.operations.starts import OperationStarts
-from aiodist.p2p.point_to_point import Envelope, as_source
+from aiodist.p2p.point_to_point import Envelope, as_source, as_tag
 from aiodist.phases import base
 from aiodist.signatures import Signatures, typed
 from aiodist.types import ANY_SOURCE, ANY_TAG, AnyTag, Src
@@ -204,6 +204,12 @@ class MessageOperations(OperationStarts):
             timeouts.check_timeout(timeout)
         sending = None
         try:
+            # Before the send, because a message that has left does not come back.
+            as_source(src, self._context.size)
+            if recv_tag is not ANY_TAG:
+                as_tag(recv_tag)
+            if out is not None:
+                places.check_out(out)
             sending = self._context.p2p_express.send(x, dst, tag)
             if sending is None:
                 # Links read `x` until it has left, and the receive may write there meanwhile.

@@ -389,6 +389,22 @@ def test_a_message_with_a_timeout_that_is_none(run, groups, name):
     run(main())
 
 
+@pytest.mark.parametrize(
+    "wrong", [{"src": 2}, {"recv_tag": 1.5}, {"out": np.broadcast_to(np.zeros(1), 3)}], ids=repr
+)
+def test_a_sendrecv_that_cannot_receive_sends_nothing(run, groups, wrong):
+    """Otherwise the other rank would get the message twice when the program corrects the call."""
+
+    async def main():
+        async with groups(2) as (a, b):
+            with pytest.raises((TypeError, ValueError)):
+                a.sendrecv("refused", 1, **{"src": 1, **wrong})
+            works = a.sendrecv("first", 1, src=1), b.sendrecv("other", 0, src=0)
+            assert await asyncio.gather(*works) == ["other", "first"]
+
+    run(main())
+
+
 def test_a_rank_that_is_far_ahead_of_refusals(run, groups):
     """Many of them, before anyone else has called a thing: each is recorded."""
 
