@@ -25,12 +25,14 @@ from typing import Any
 
 import numpy as np
 
+from aiodist import timeouts
 from aiodist.collectives import values
 from aiodist.composing import started, together
 from aiodist.engine.failures import sayable
 from aiodist.errors import (
     AiodistError,
     CollectiveAbortedError,
+    CollectiveTimeoutError,
     GroupBrokenError,
     GroupClosedError,
     MessageTooLargeError,
@@ -50,6 +52,9 @@ log = logging.getLogger("aiodist.group")
 
 REQUESTS = "requests"
 """The tag of requests. Answers have ints as tags."""
+
+LEAST_SECONDS = 0.001
+"""Seconds for the others if the operations of a rank have taken all of the timeout of a `fence`."""
 
 MOST_WORDS = 1000
 """The longest text of a refusal, in characters. It must fit into one frame: see `Window._why`."""
@@ -148,14 +153,26 @@ class Window:
         # Each fence has its own tag, because another fence may be called while this one waits.
         self._fences += 1
         tag = self._fences
-        pending = [*self._pending]
-        if pending:
-            try:
-                await asyncio.wait(pending)
-            except BaseException as error:
-                self._group._forgo(error, tag)  # else the others would wait for the barrier in vain
-                raise
-        await self._group._start("fence", tag, timeout, _fence)
+        pending = {**self._pending}
+        context = self._group._context
+        try:
+            timeouts.check_timeout(timeout)
+            seconds = left = context.op_timeout if timeout is None else timeout
+            if pending:
+                loop = asyncio.get_running_loop()
+                began = loop.time()
+                _, late = await asyncio.wait(
+                    pending, timeout=None if seconds == math.inf else seconds
+                )
+                if late:
+                    missing = {pending[work] for work in late}
+                    text = f"operations of this rank were not answered within {seconds:g} s"
+                    raise context.error(CollectiveTimeoutError, text, op="fence", missing=missing)
+                left = max(seconds - (loop.time() - began), LEAST_SECONDS)
+        except BaseException as error:
+            self._group._forgo(error, tag)  # else the others would wait for the barrier in vain
+            raise
+        await self._group._start("fence", tag, left, _fence)
         for work in pending:
             if not work.cancelled():
                 work.result()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import math
 import re
 import reprlib
 import weakref
@@ -198,6 +199,28 @@ def test_fence(run, groups):
             assert all(isinstance(one, aiodist.CollectiveAbortedError) for one in outcomes[1:])
             await holding
             await asyncio.gather(*[window.fence() for window in windows])
+            await close_all(windows)
+
+    run(main())
+
+
+def test_a_fence_does_not_wait_longer_than_its_timeout_for_operations(run, groups):
+    async def main():
+        async with groups(2) as ranks:
+            windows = await windows_of(ranks, [np.zeros(2), np.zeros(2)])
+            for task in windows[1]._serving:
+                task.cancel()
+            waits = windows[0].get(1, timeout=math.inf)
+            fences = windows[0].fence(timeout=0.01), windows[1].fence()
+            for fence in fences:
+                with pytest.raises(aiodist.CollectiveTimeoutError, match="not answered") as caught:
+                    await fence
+                assert caught.value.missing == (1,)
+            with pytest.raises(ValueError, match="timeout is more than 0"):
+                await windows[0].fence(timeout=0)
+            with pytest.raises(aiodist.CollectiveAbortedError, match="timeout is more than 0"):
+                await windows[1].fence()
+            waits.cancel()
             await close_all(windows)
 
     run(main())
