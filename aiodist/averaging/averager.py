@@ -471,8 +471,9 @@ class Averager:
                 op="state",
             )
         found = done.result()
-        for name, part in self._parts.items():
-            part.start_at(found.reached.get(name))
+        # In parts that the other member does not take part in, this one goes on where it was.
+        for name in self._parts.keys() & found.reached.keys():
+            self._parts[name].start_at(found.reached[name])
         return AveragerState(found.tree, found.rounds)
 
     # What the coordinator tells.

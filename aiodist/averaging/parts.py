@@ -179,7 +179,7 @@ class MemberPart:
         round = max(self.begun)
         return wire.Reached(round - 1, self.begun[round][1])
 
-    def start_at(self, reached: wire.Reached | None) -> None:
+    def start_at(self, reached: wire.Reached) -> None:
         """Go on from the state of another member, whose last result was this one."""
         self.reached, self.floor = reached, None
         self.begun.clear()

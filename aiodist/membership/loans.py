@@ -214,7 +214,8 @@ class Loans:
         self._give_state(room)
 
     def _give_state(self, room: Room, but: str = "") -> None:
-        """Let members fetch the newest state. `but`: a source that has just failed."""
+        """Let members fetch the newest state of another member that takes part in all their parts,
+        or, if there is none, the newest of all. `but`: a source that has just failed."""
         states = {
             who: _rounds(member.state)
             for who, member in room.members.items()
@@ -222,14 +223,19 @@ class Loans:
         }
         if len(states) > 1:
             states.pop(but, None)
-        if not states:
-            return
-        newest = max(states.values())
-        sources = [who for who, reached in states.items() if reached == newest]
         served = {loan.target for loan in room.loans.values() if loan.part is None}
         for who, member in room.members.items():
             if member.wants_state and who not in served:
-                self._lend(room, None, 0, sources, who, None)
+                needs = {*member.parts}
+                worth = {
+                    source: (needs.issubset(room.members[source].parts), reached)
+                    for source, reached in states.items()
+                    if source != who
+                }
+                best = max(worth.values(), default=None)
+                sources = [source for source, value in worth.items() if value == best]
+                if sources:
+                    self._lend(room, None, 0, sources, who, None)
 
 
 def _rounds(state: tuple[Reached, ...]) -> int:

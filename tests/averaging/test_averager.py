@@ -462,6 +462,18 @@ def test_the_state_is_that_of_one_member(run: Any) -> None:
     run(main())
 
 
+def test_a_state_without_a_part_leaves_its_rounds_as_they_are(run: Any) -> None:
+    async def main() -> None:
+        each = {0: {"parts": ["a"]}, 1: {"parts": ["a", "b"]}}
+        async with members(2, quorum=1, grace=0.0, each=each) as avgs:
+            await avgs[1].average(np.ones(1), part="b")
+            await avgs[0].publish_state(7)
+            assert (await avgs[1].state()).rounds == {}
+            assert avgs[1].rounds == {"b": 1}
+
+    run(main())
+
+
 def test_a_state_is_made_when_a_member_needs_it(run: Any, caplog: pytest.LogCaptureFixture) -> None:
     """Every member can give it, and a function that fails harms no other member."""
 

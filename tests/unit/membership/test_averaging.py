@@ -431,6 +431,21 @@ def test_the_newest_state_is_given_and_another_one_if_its_source_fails(members: 
     assert members.told(4, a.AverageFetched(third.ticket, failed=True)) == []
 
 
+def test_the_state_comes_from_a_member_that_takes_part_in_all_parts_of_the_other_one(
+    members: Members,
+) -> None:
+    reached = members.reached(3)
+    members.enter(1, parts=("a",), reached=(reached,), state=(reached,))
+    members.enter(3, parts=("a", "b"), reached=(reached, reached))
+    [fetch] = members.told(3, a.AverageWantState())
+    assert fetch.source.id == "id1"  # better than none
+    members.told(3, a.AverageWantState(wanted=False))
+    older = (members.reached(1),) * 2
+    members.enter(2, parts=("b", "a"), keep=2, reached=older, state=older)
+    [fetch] = members.told(3, a.AverageWantState())
+    assert fetch.source.id == "id2"
+
+
 def test_a_state_that_is_too_old_is_not_given(members: Members) -> None:
     members.enter(1, 2, 3, keep=2, reached=(members.reached(12),))
     assert members.told(1, members.asked(9)) == [a.AverageElected(False)]
