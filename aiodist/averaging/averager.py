@@ -181,7 +181,8 @@ class Averager:
         self._fetches: dict[str | None, asyncio.Task[None]] = {}  # the newest of each part
         self._serves: dict[asyncio.Task[None], None] = {}
         self._unseen = Unseen()
-        self._states: set[asyncio.Future[Kept]] = set()  # calls that wait for one
+        # Calls that wait for a state; None: this member has one of its own now.
+        self._states: set[asyncio.Future[Kept | None]] = set()
         connection.enter = self._enter
         connection.entered = self._entered
         connection.told = self._told
@@ -410,14 +411,14 @@ class Averager:
         kept = self._reached
         reached = tuple(kept.values())
         if callable(tree):
-            self._kept = Kept(tree, kept)
+            self._keep(Kept(tree, kept))
             self._say_state()
             return True
         check_travels(tree)
         copy = copy_of(tree)  # now, because the program may go on while the coordinator answers
         try:
             elected = await control.elect(self._connection.control, reached, PATIENCE)
-            self._kept = Kept(copy, kept) if elected else None
+            self._keep(Kept(copy, kept) if elected else None)
         except (TimeoutError, CoordinatorLostError, GroupClosedError):
             # The coordinator is away, or this member joins again. Training goes on meanwhile.
             self._connection.check()
@@ -427,6 +428,12 @@ class Averager:
             # must not wait for a state that it does not have.
             self._say_state()
         return elected
+
+    def _keep(self, kept: Kept | None) -> None:
+        self._kept = kept
+        for done in self._states:  # calls of `state` that began before
+            if kept is not None and not done.done():
+                done.set_result(None)
 
     @started
     async def state(self, *, timeout: float | None = None) -> AveragerState:
@@ -452,7 +459,7 @@ class Averager:
             if self._kept.reached == self._reached:
                 return AveragerState(self._kept.copied(), self._kept.rounds)
             self._drop_state()
-        done: asyncio.Future[Kept] = asyncio.get_running_loop().create_future()
+        done: asyncio.Future[Kept | None] = asyncio.get_running_loop().create_future()
         self._states.add(done)
         self._connection.say(wire.AverageWantState())
         try:
@@ -473,6 +480,8 @@ class Averager:
                 op="state",
             )
         found = done.result()
+        if found is None:
+            return await self.state(timeout=timeout)
         # In parts that the other member does not take part in, this one goes on where it was.
         for name in self._parts.keys() & found.reached.keys():
             self._parts[name].start_at(found.reached[name])

@@ -464,6 +464,18 @@ def test_the_state_is_that_of_one_member(run: Any) -> None:
     run(main())
 
 
+def test_a_member_that_waits_for_a_state_gets_one_that_it_publishes_itself(run: Any) -> None:
+    async def main() -> None:
+        async with members(1) as (avg,):
+            for tree in 7, lambda: 7:
+                waits = avg.state(timeout=5)
+                await avg.publish_state(tree)
+                assert await waits == (7, avg.rounds)
+                await avg.average(np.ones(1))  # so the first state is too old
+
+    run(main())
+
+
 def test_a_state_without_a_part_leaves_its_rounds_as_they_are(run: Any) -> None:
     async def main() -> None:
         each = {0: {"parts": ["a"]}, 1: {"parts": ["a", "b"]}}

@@ -431,6 +431,15 @@ def test_the_newest_state_is_given_and_another_one_if_its_source_fails(members: 
     assert members.told(4, a.AverageFetched(third.ticket, failed=True)) == []
 
 
+def test_no_member_is_told_to_fetch_from_itself(members: Members) -> None:
+    members.enter(1, 2)
+    assert members.told(1, a.AverageWantState()) == []
+    assert members.told(1, members.kept(0)) == []
+    members.told(2, members.kept(0))
+    [fetch] = members.told(1)
+    assert fetch.source.id == "id2"
+
+
 def test_the_state_comes_from_a_member_that_takes_part_in_all_parts_of_the_other_one(
     members: Members,
 ) -> None:
