@@ -55,7 +55,7 @@ class TreeForm:
         self._tree = self._take(tree, "value", 0)
         if not self.leaves:
             raise ValueError("value: a tree without arrays has nothing to average")
-        text = repr(self._tree)
+        text = repr(_with_sorted_keys(self._tree))
         self.digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
         count, digest = len(self.leaves), self.digest.hex()[:8]
         more = f"… ({count} arrays of {sum(self.sizes)} values, digest {digest})"
@@ -72,7 +72,8 @@ class TreeForm:
         if isinstance(tree, dict):
             # In the order of the keys as text, because members may have filled them in any order.
             keys = sorted(tree, key=repr)
-            return {key: self._take(tree[key], Path(where, key), depth + 1) for key in keys}
+            found = {key: self._take(tree[key], Path(where, key), depth + 1) for key in keys}
+            return {key: found[key] for key in tree}  # results have the order of the caller
         if isinstance(tree, (list, tuple)) and not hasattr(tree, "_fields"):
             kind = list if isinstance(tree, list) else tuple
             items = [self._take(one, Path(where, at), depth + 1) for at, one in enumerate(tree)]
@@ -137,6 +138,12 @@ class TreeForm:
             flat[:] = narrowed(found, leaf.name)
         made.commit(staged)
         return made.value
+
+
+def _with_sorted_keys(tree: Any) -> Any:
+    if isinstance(tree, dict):
+        return {key: _with_sorted_keys(tree[key]) for key in sorted(tree, key=repr)}
+    return type(tree)(map(_with_sorted_keys, tree)) if isinstance(tree, (list, tuple)) else tree
 
 
 def widened(vector: Flat, name: str) -> NDArray[Any]:

@@ -51,6 +51,11 @@ def test_the_order_of_keys_is_no_difference() -> None:
     one = TreeForm({"a": np.ones(2), "b": np.ones(3)}, coded=False)
     other = TreeForm({"b": np.ones(3), "a": np.ones(2)}, coded=False)
     assert one.digest == other.digest
+    # But each member gets its own order back.
+    for form, keys in (one, ["a", "b"]), (other, ["b", "a"]):
+        found = form.tree(form.copy())
+        assert list(found) == keys
+        assert (found["a"].size, found["b"].size) == (2, 3)
 
 
 @pytest.mark.parametrize(
