@@ -33,6 +33,8 @@ from aiodist.wire import averaging as wire
 from aiodist.wire.limits import MAX_MEMBERS, MAX_NAME
 from aiodist.work import Unseen
 
+MAX_FLOAT32 = float(np.finfo(np.float32).max)
+
 NOTHING = wire.Reached(0, b"")
 """What a part has reached that has had no result."""
 
@@ -253,7 +255,8 @@ class Averager:
 
         Raises:
             TypeError: a leaf is no float array.
-            ValueError: a weight below 0, values that are not finite, or an unknown part.
+            ValueError: a weight below 0, values that are not finite, or an unknown part. Also a
+                weight over the range of float32, if `op` is ``SUM`` and arrays are not float64.
             RuntimeError: another call for this part is under way, or there was no ``async with``.
             MismatchError: keys, containers, shapes or dtypes are not those of the other members,
                 or of earlier rounds of this part, because a part always has the same.
@@ -291,6 +294,11 @@ class Averager:
             )
         form = TreeForm(tree, coded=self._settings.codec is not None)
         found.check(form)
+        if self._settings.sums and weight > MAX_FLOAT32 and form.names != ["float64"]:
+            raise ValueError(
+                f"weight is at most {MAX_FLOAT32:g} for sums, which are made in float32, not"
+                f" {weight:g}: give float64 arrays, or scale the values"
+            )
         vectors = form.copy()
         if not self._allow_nonfinite and not all_finite(vectors, form.names):
             raise ValueError(

@@ -199,8 +199,13 @@ def test_bytes_of_codecs(run: Any) -> None:
 def test_the_sum_is_of_values_times_weights(run: Any) -> None:
     async def main() -> None:
         async with members(2, op=aiodist.ReduceOp.SUM) as avgs:
+            # With such a weight, zeros would become NaN in float32, for all members.
+            with pytest.raises(ValueError, match="made in float32, not 1e"):
+                avgs[1].average([np.ones(2), np.zeros(2, np.float32)], weight=1e39)
             found = await average(avgs, [np.ones(2), np.full(2, 10.0)], [1.0, 3.0])
             assert found[0].value.tolist() == [31.0, 31.0]
+            found = await average(avgs, [np.zeros(2), np.ones(2)], [1e39, 1.0])
+            assert found[0].value.tolist() == [1.0, 1.0]
 
     run(main())
 
