@@ -25,6 +25,9 @@ T = TypeVar("T")
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 """Seconds before the store is asked again. They grow, because thousands of ranks may ask it."""
 
+_LONGEST_TIMEOUT = 1e6
+"""The longest timeout of the store in seconds, because it counts milliseconds in 32 bits."""
+
 _EXIT_SECONDS = 2.0
 """Seconds that the end of the process waits for calls of the store."""
 _calling: set[threading.Thread] = set()
@@ -112,7 +115,7 @@ class AgentStore:
         options = {
             "is_master": False,
             "wait_for_workers": False,
-            "timeout": timedelta(seconds=timeout),
+            "timeout": timedelta(seconds=min(timeout, _LONGEST_TIMEOUT)),
         }
         self._store = await self._call(lambda: torch.TCPStore(self._host, self._port, **options))
 

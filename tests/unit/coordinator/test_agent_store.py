@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 import threading
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -56,3 +59,16 @@ async def test_who_publishes_hears_that_the_store_does_not_answer() -> None:
             await store.publish(Notice("tcp://127.0.0.1:1", "run"), 0.01)
     finally:
         over.set()
+
+
+@pytest.mark.parametrize("timeout", [math.inf, 1e300])
+async def test_a_rank_may_wait_for_ever(timeout: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[float] = []
+
+    def store(host: str, port: int, **options: Any) -> Any:
+        made.append(options["timeout"].total_seconds())
+        return SimpleNamespace(check=lambda keys: True, get=lambda key: b"tcp://127.0.0.1:1 run")
+
+    monkeypatch.setitem(sys.modules, "torch.distributed", SimpleNamespace(TCPStore=store))
+    found = await AgentStore(Address("tcp", "127.0.0.1", 29500), "key").read(timeout)
+    assert (found, made) == (Notice("tcp://127.0.0.1:1", "run"), [1e6])
