@@ -85,6 +85,7 @@ def _is_stale(path: str) -> bool:
     if not Path(path).is_socket():
         return False
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)  # the queue of a listener that hangs may be full
         try:
             probe.connect(path)
         except ConnectionRefusedError:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import socket
 import stat
+import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -50,6 +52,22 @@ def test_who_listens_keeps_its_file(tmp_path: Path) -> None:
             bind_unix(path)
         assert caught.value.errno == errno.EADDRINUSE
         caller.connect(path)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a full queue refuses connections")
+def test_a_listener_that_hangs_keeps_its_file(tmp_path: Path) -> None:
+    path = str(tmp_path / "c.sock")
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+        listener.bind(path)
+        listener.listen(0)
+        with pytest.raises(BlockingIOError):
+            while True:
+                caller = stack.enter_context(socket.socket(socket.AF_UNIX))
+                caller.setblocking(False)
+                caller.connect(path)
+        with pytest.raises(OSError, match="cannot listen on unix://"):
+            bind_unix(path)
 
 
 def test_a_file_that_is_no_socket_is_not_touched(tmp_path: Path) -> None:
