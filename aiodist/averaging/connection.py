@@ -126,7 +126,9 @@ class MemberConnection:
                 "timeout": self._timeout,
             },
         ).showing(wire.shared_group(self.averager))
-        self._group = group = await connecting
+        group = await connecting
+        self._past = self.bytes_moved
+        self._group = group
         self.gone.clear()
         actor = group._actor
         self.info: MemberInfo = actor.people[actor.roots[0]]
@@ -199,7 +201,6 @@ class MemberConnection:
 
     async def _join_again(self) -> None:
         group = self.group
-        self._past = self.bytes_moved
         self.expelled()
         await group._actor.gone()
         while True:

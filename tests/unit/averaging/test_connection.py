@@ -36,7 +36,7 @@ async def test_a_member_that_was_ruled_lost_looks_only_for_a_coordinator_that_re
 ) -> None:
     connection = MemberConnection("outer", "tcp://127.0.0.1:1", {})
     actor = SimpleNamespace(control=SimpleNamespace(returns=returns), gone=AsyncMock())
-    connection._group = cast("Any", SimpleNamespace(_actor=actor, bytes_moved=(0, 0)))
+    connection._group = cast("Any", SimpleNamespace(_actor=actor, bytes_moved=(3, 4)))
     failed: list[aiodist.AiodistError] = []
     connection.expelled, connection.failed = lambda: None, failed.append
     join = AsyncMock(side_effect=[aiodist.JoinTimeoutError("none answered"), None])
@@ -44,6 +44,7 @@ async def test_a_member_that_was_ruled_lost_looks_only_for_a_coordinator_that_re
     monkeypatch.setattr(connection, "_join", join)
     monkeypatch.setattr(connection, "_enter", enter)
     await connection._join_again()
+    assert connection.bytes_moved == (3, 4)  # until it is in again
     if returns:
         assert not failed
         enter.assert_awaited_once()
