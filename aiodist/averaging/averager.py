@@ -30,7 +30,7 @@ from aiodist.errors import (
 )
 from aiodist.types import ChannelOptions, ReduceOp
 from aiodist.wire import averaging as wire
-from aiodist.wire.limits import MAX_MEMBERS, MAX_NAME
+from aiodist.wire.limits import MAX_MEMBERS, MAX_NAME, MAX_SECONDS
 from aiodist.work import Unseen
 
 MAX_FLOAT32 = float(np.finfo(np.float32).max)
@@ -95,10 +95,10 @@ def averager(
     """
     if type(quorum) is not int or not 1 <= quorum <= MAX_MEMBERS:
         raise ValueError(f"quorum is an int from 1 to {MAX_MEMBERS}, not {quorum!r}")
-    if grace != "auto" and not (timeouts.is_number(grace) and 0 <= grace <= timeouts.LONGEST):
-        raise ValueError(f"grace is seconds from 0 on, or 'auto', not {grace!r}")
-    if type(max_stale) is not int or max_stale < 0:
-        raise ValueError(f"max_stale is an int from 0 on, not {max_stale!r}")
+    if grace != "auto" and not (timeouts.is_number(grace) and 0 <= grace <= MAX_SECONDS):
+        raise ValueError(f"grace is seconds from 0 to {MAX_SECONDS:g}, or 'auto', not {grace!r}")
+    if type(max_stale) is not int or not 0 <= max_stale <= wire.MAX_KEEP:
+        raise ValueError(f"max_stale is an int from 0 to {wire.MAX_KEEP}, not {max_stale!r}")
     wanted = next((known for known, one in OPS.items() if one is op), None)
     if wanted is None:
         raise ValueError(f"op is ReduceOp.AVG or ReduceOp.SUM, not {op!r}")

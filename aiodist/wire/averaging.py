@@ -22,6 +22,9 @@ MAX_PARTS = 4096
 MAX_OUTCOMES = 32 * MAX_PARTS
 """Most rounds whose results a member names."""
 
+MAX_KEEP = 2**31
+"""Most rounds that a member may miss."""
+
 LONGEST = 128
 """Most characters of the name of an averager."""
 
@@ -138,7 +141,7 @@ class AverageEnter(Message, code=80):
 
     rules: Annotated[Rules, schema.struct(Rules)]
     parts: Annotated[tuple[str, ...], schema.sequence(schema.text(MAX_NAME), MAX_PARTS)]
-    keep: Annotated[int, schema.integer(0, 2**31)]
+    keep: Annotated[int, schema.integer(0, MAX_KEEP)]
     reached: Annotated[tuple[Reached | None, ...], schema.sequence(_REACHED, MAX_PARTS)]
     state: OptionalState = None
     outcomes: Annotated[
@@ -165,7 +168,7 @@ class AverageEnter(Message, code=80):
 class AverageEntered(Message, code=82):
     """The answer to AverageEnter. `keep`: the results of so many last rounds are to be kept."""
 
-    keep: Annotated[int, schema.integer(0, 2**31)]
+    keep: Annotated[int, schema.integer(0, MAX_KEEP)]
 
 
 class AverageOffer(Message, code=83):
@@ -221,7 +224,7 @@ class AverageDone(Message, code=87):
     hold its result offer their contributions again. `keep`: see AverageEntered."""
 
     outcome: Annotated[Outcome, schema.struct(Outcome)]
-    keep: Annotated[int, schema.integer(0, 2**31)]
+    keep: Annotated[int, schema.integer(0, MAX_KEEP)]
 
 
 class AverageReopened(Message, code=88):
