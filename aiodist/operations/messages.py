@@ -208,8 +208,7 @@ class MessageOperations(OperationStarts):
             as_source(src, self._context.size)
             if recv_tag is not ANY_TAG:
                 as_tag(recv_tag)
-            if out is not None:
-                places.check_out(out)
+            places.check_out(out)
             sending = self._context.p2p_express.send(x, dst, tag)
             if sending is None:
                 # Links read `x` until it has left, and the receive may write there meanwhile.
