@@ -303,10 +303,15 @@ class Window:
     ) -> None:
         """Receive an answer that is no longer awaited, so that it does not stay queued for ever."""
         came = not answer.cancelled() and isinstance(answer.exception(), (NoneType, MismatchError))
-        asked = sending.done() and not sending.cancelled() and sending.exception() is None
-        if came or not asked or self._group.closed or rank in self._group._context.lost():
+        if came or self._group.closed or rank in self._group._context.lost():
             return
-        self._group.recv(src=rank, tag=number).add_done_callback(_heard)
+        late = self._group.recv(src=rank, tag=number)
+        late.add_done_callback(_heard)
+        asked = sending.done() and not sending.cancelled() and sending.exception() is None
+        if not asked:  # the request may have left all the same, so an answer comes soon or never
+            seconds = self._group._context.op_timeout
+            timer = late.get_loop().call_later(seconds, late.cancel)
+            late.add_done_callback(lambda _: timer.cancel())
 
     async def _serve(self, origin: int) -> None:
         """Carry out the requests of `origin` until that rank or this window is gone."""

@@ -329,7 +329,12 @@ def test_a_cancelled_call(run, groups):
             assert float(await two.get(0, 0)) in (1.0, 2.0)
             assert x.min() == x.max()
             assert not out.any()
-            # Nothing is left of answers for which nobody waits.
+            # Nothing is left of answers for which nobody waits, also if the other rank has taken a
+            # request whose send was cancelled.
+            gone = two._group.recv(src=0, tag=-1)
+            gone.cancel()
+            two._leave(0, -1, gone, gone)
+            one._group.send(None, 1, tag=-1)
             await two.get(0, 1)
             assert not two._group.iprobe()
             await close_all([one, two])
