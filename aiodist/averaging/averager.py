@@ -396,11 +396,10 @@ class Averager:
     async def publish_state(self, tree: Any | Callable[[], Any]) -> bool:
         """Keep `tree` for new members, with the rounds of the parts as they are now.
 
-        Every member may call this after each round. The tree is copied when the call begins. One
-        member is elected, and keeps its copy; the calls of the others have no effect. If that one
-        is lost, or more than a round behind, the next call of another one takes its place. A call
-        has no effect either if the coordinator is away for 5 s, or has ruled this member lost.
-        Returns whether this member has a state for others.
+        Every member may call this after each round. One member is elected, and keeps a copy; the
+        calls of the others do nothing. If that one is lost, or more than a round behind, the next
+        call of another one takes its place. A call does nothing either if the coordinator is away
+        for 5 s, or has ruled this member lost. Returns whether this member has a state for others.
 
         Give a function that returns the tree if the tree stays as it is until the next call. Then
         nothing is copied before a member needs it, and every member can give it at any time. Use it
@@ -423,10 +422,9 @@ class Averager:
             self._say_state()
             return True
         check_travels(tree)
-        copy = copy_of(tree)  # now, because the program may go on while the coordinator answers
         try:
             elected = await control.elect(self._connection.control, reached, PATIENCE)
-            self._keep(Kept(copy, kept) if elected else None)
+            self._keep(Kept(copy_of(tree), kept) if elected else None)
         except (TimeoutError, CoordinatorLostError, GroupClosedError):
             # The coordinator is away, or this member joins again. Training goes on meanwhile.
             self._connection.check()
