@@ -400,6 +400,7 @@ class Averager:
         calls of the others do nothing. If that one is lost, or more than a round behind, the next
         call of another one takes its place. A call does nothing either if the coordinator is away
         for 5 s, or has ruled this member lost. Returns whether this member has a state for others.
+        Do not change the tree before this returns, because an elected member copies it only then.
 
         Give a function that returns the tree if the tree stays as it is until the next call. Then
         nothing is copied before a member needs it, and every member can give it at any time. Use it
