@@ -24,6 +24,7 @@ received but not forwarded when it died.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import field
 from typing import Annotated, Any, TypeVar
@@ -192,6 +193,18 @@ def published(value: bytes | None) -> list[Release]:
 
 
 # Decisions.
+
+
+def identity(releases: Iterable[Release]) -> bytes:
+    """A hash that is the same for equal releases.
+
+    It tells versions of one number apart, because numbers may begin anew.
+    """
+    equal = [
+        (one.version, one.manifest, one.nbytes, one.chunk, one.check, one.share, one.shares)
+        for one in releases
+    ]
+    return hashlib.blake2b(schema.pack(equal), digest_size=16).digest()
 
 
 def versions(known: Iterable[Release]) -> list[tuple[Release, ...]]:

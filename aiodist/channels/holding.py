@@ -11,7 +11,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 
 from aiodist.buffers.arrays import Flat
-from aiodist.channels import manifest
+from aiodist.channels import directory, manifest
 from aiodist.channels.checks import crc32
 from aiodist.channels.directory import Release
 from aiodist.channels.manifest import Leaf, Manifest
@@ -227,6 +227,10 @@ class Holding(ComingVersion):
     @property
     def id(self) -> bytes:
         return self.release.id
+
+    @property
+    def identity(self) -> bytes:
+        return directory.identity([self.release])
 
     @property
     def here(self) -> int:

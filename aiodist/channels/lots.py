@@ -14,7 +14,7 @@ import numpy as np
 
 from aiodist.buffers.arrays import Flat
 from aiodist.buffers.dtypes import carrier
-from aiodist.channels import manifest
+from aiodist.channels import directory, manifest
 from aiodist.channels.checks import crc32
 from aiodist.channels.differences import decode
 from aiodist.channels.directory import aligned
@@ -83,6 +83,10 @@ class Lot(ComingVersion):
         if len(ids) == 1 or not all(ids):
             return min(ids)
         return hashlib.blake2b(b"".join(ids), digest_size=16).digest()
+
+    @property
+    def identity(self) -> bytes:
+        return directory.identity(self.arrays.releases)
 
     def is_base_of(self, newer: Lot) -> bool:
         """Whether differences can lead from this one to a newer version of the same slices."""

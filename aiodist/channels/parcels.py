@@ -33,6 +33,7 @@ from aiodist.channels.transfers import (
     PARTS,
     News,
     NotThereError,
+    Parcels,
     UnwantedError,
     pieces,
     take_codes,
@@ -153,20 +154,20 @@ class Mirror(NamedTuple):
 async def take(
     pair: Group,
     lot: Lot,
-    wants: str,
+    request: Parcels,
     parcels: list[list[Piece]],
     patience: float,
     mirror: Mirror | None = None,
-    who: str = "",
 ) -> None:
-    """Receive pieces that the sender has under the name `wants`, and remove them from `parcels`.
+    """Receive pieces, and remove them from `parcels`. `request`: without them.
 
     With a `mirror`, they are copied from that, if it can be mapped. If the receiver has no memory
-    yet, it wants the same slices as the sender, and uses the sender's memory. `who`: the id of the
-    receiver. Raises what `transfers.take` does.
+    yet, it wants the same slices as the sender, and uses the sender's memory. Raises what
+    `transfers.take` does.
     """
     asked = [[(piece.key, piece.box) for piece in parcel] for parcel in parcels]
-    await pair.send((lot.version, wants, asked, mirror is not None, who, b""), GIVES, tag=PARTS)
+    request = request._replace(parcels=asked, maps=mirror is not None)
+    await pair.send(tuple(request), GIVES, tag=PARTS)
     left = dict(enumerate(parcels))
     begun = set[int]()  # nothing more may be written to the places of these
     mapped: VersionMemory | None = None
@@ -217,11 +218,10 @@ async def take(
 async def take_differences(
     pair: Group,
     lot: Lot,
-    wants: str,
+    request: Parcels,
     parcels: list[list[Piece]],
     patience: float,
     base: Base,
-    who: str,
 ) -> None:
     """Receive the differences of pieces, and remove these from `parcels`. The others are to be
     taken whole.
@@ -229,7 +229,8 @@ async def take_differences(
     Raises what `transfers.take` does.
     """
     asked = [[(piece.key, piece.box) for piece in parcel] for parcel in parcels]
-    await pair.send((lot.version, wants, asked, False, who, base.id), GIVES, tag=PARTS)
+    request = request._replace(parcels=asked, base=base.id)
+    await pair.send(tuple(request), GIVES, tag=PARTS)
     left, known = dict(enumerate(parcels)), base.known
     begun = set[int]()
 
@@ -277,7 +278,8 @@ async def take_manifests(pair: Group, version: int, patience: float) -> list[byt
 
     Raises AiodistError, ProtocolError, NotThereError.
     """
-    await pair.send((version, "", [], False, "", b""), GIVES, tag=PARTS)
+    request = Parcels(version, b"", "", [], maps=False, who="", base=b"")
+    await pair.send(tuple(request), GIVES, tag=PARTS)
     match await pair.recv(src=GIVES, tag=PARTS, timeout=patience):
         case []:
             raise NotThereError

@@ -199,6 +199,7 @@ class Publisher:
         old = await participant.store.look()
         await participant.store.delete(directory.RELEASES)
         await self._until_known({*old}.isdisjoint)
+        await self._forget_lines({one.version for one in old})
 
     async def _forget_published(self) -> None:
         try:

@@ -65,9 +65,9 @@ async def _answer(
     match asked:
         case transfers.RestRequest() if holding is not None:
             await _give(participant, pair, holding, asked)
-        case transfers.Parcels(version, _, []):
+        case transfers.Parcels(version, parcels=[]):
             await parcels.give_manifests(pair, _manifests(participant, version))
-        case transfers.Parcels(version, wants) if found := _source(participant, version, wants):
+        case transfers.Parcels() if found := _source(participant, asked):
             read.enter_context(found)
             base = _base(participant, found, asked.base)
             if base is not None:
@@ -165,13 +165,17 @@ def _manifests(participant: Participant, version: int) -> list[bytes]:
     return list(lots[0].arrays.packed) if lots else []
 
 
-def _source(participant: Participant, version: int, wants: str) -> Holding | Lot | None:
-    """The data here of the name `wants`."""
-    lot = participant.stock.lots.get((version, wants))
-    if lot is not None:
-        return lot
-    holding = participant.stock.holdings.get(version)
-    return None if wants or holding is None or not holding.filled else holding
+def _source(participant: Participant, asked: transfers.Parcels) -> Holding | Lot | None:
+    """The data here that is asked for.
+
+    It may be of an older version of that number, because the number began anew while this
+    participant was stopped.
+    """
+    stock, version = participant.stock, asked.version
+    found: Holding | Lot | None
+    found = stock.lots.get((version, asked.wants)) if asked.wants else stock.holdings.get(version)
+    is_same = found is not None and found.has_leaves and found.identity == asked.identity
+    return found if is_same else None
 
 
 def _base(participant: Participant, coming: Holding | Lot, base: bytes) -> Holding | Lot | None:

@@ -23,7 +23,7 @@ from aiodist.channels.participant import Participant
 from aiodist.channels.search import FAILURES, NobodyError, Search
 from aiodist.channels.slices import Arrays, Piece, Want, WholeVersion
 from aiodist.channels.store import AWAY
-from aiodist.channels.transfers import NotThereError, UnwantedError
+from aiodist.channels.transfers import NotThereError, Parcels, UnwantedError
 from aiodist.wire import channels
 
 log = logging.getLogger("aiodist.channels")
@@ -256,17 +256,27 @@ class Slicing:
     async def _take(self, lot: Lot, ask: Ask, base: Lot | None) -> None:
         participant, place = self._participant, ask.place
         mirror = self._mirror(lot, ask) if self._is_near(place) else None
-        patience, who = participant.patience, participant.store.id
+        patience = participant.patience
+        of = lot.arrays.releases if place.wants else (lot.arrays.releases[ask.share],)
+        request = Parcels(
+            lot.version,
+            directory.identity(of),
+            place.wants,
+            [],
+            maps=False,
+            who=participant.store.id,
+            base=b"",
+        )
         async with await participant.meetings.called(place.id) as pair:
             if base is not None and mirror is None:
                 id = base.id if place.wants else base.arrays.releases[ask.share].id
                 from_base = parcels.Base(base, id, participant.stock.differences)
                 with base, lot.decoding():
                     await parcels.take_differences(
-                        pair, lot, place.wants, ask.parcels, patience, from_base, who
+                        pair, lot, request, ask.parcels, patience, from_base
                     )
             if ask.parcels:
-                await parcels.take(pair, lot, place.wants, ask.parcels, patience, mirror, who)
+                await parcels.take(pair, lot, request, ask.parcels, patience, mirror)
 
     async def _asks(self, lot: Lot, search: Search) -> list[Ask]:
         """What to ask of which participant, with memory for it. Pieces that none has stay in

@@ -87,11 +87,13 @@ class RestRequest(NamedTuple):
 class Parcels(NamedTuple):
     """A request for parcels of the slices named `wants`; without parcels: for the manifests.
 
-    `maps`: map memory, if possible. `who`: the id of the receiver. `base`: the id of a version from
-    which differences can be applied; empty: no differences.
+    `identity`: of the releases that the receiver takes (`directory.identity`). `maps`: map memory,
+    if possible. `who`: the id of the receiver. `base`: the id of a version from which differences
+    can be applied; empty: no differences.
     """
 
     version: int
+    identity: bytes
     wants: str
     parcels: list[Any]
     maps: bool
@@ -104,8 +106,16 @@ async def asked(pair: Group, patience: float) -> RestRequest | Parcels:
     match await pair.recv(src=TAKES, tag=PARTS, timeout=patience):
         case (int(version), int(has), bool(maps), bytes(base)) if has >= 0:
             return RestRequest(version, has, maps, base)
-        case (int(version), str(wants), list(parcels), bool(maps), str(who), bytes(base)):
-            return Parcels(version, wants, parcels, maps, who, base)
+        case (
+            int(version),
+            bytes(identity),
+            str(wants),
+            list(parcels),
+            bool(maps),
+            str(who),
+            bytes(base),
+        ):
+            return Parcels(version, identity, wants, parcels, maps, who, base)
         case nonsense:
             raise ProtocolError(f"a participant asked for {nonsense!r}")
 

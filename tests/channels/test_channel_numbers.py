@@ -171,6 +171,60 @@ def test_they_begin_anew_when_no_subscriber_lives(shares):
     assert outcomes[0] == 0
 
 
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_slices_never_mix_versions_of_one_number(is_whole):
+    """A subscriber was stopped while the numbers began anew. It still has the old version when
+    another one wants slices of the new one."""
+    stage = ChannelStage(3)
+    has, has_anew, is_back = (asyncio.Event() for _ in range(3))
+    places = []
+
+    def half():
+        return {"w": aiodist.Shard(np.zeros(500, int), (slice(500),), (1000,))}
+
+    def comings(weights):
+        stock = weights._participant.stock
+        return [*stock.holdings.values(), *stock.lots.values()]
+
+    async def first():
+        async with stage.subscriber(lease=5.0) as weights:
+            await weights.latest(into=None if is_whole else half())
+            await weights._fetching.stay()  # it is in the line of the version
+            has.set()
+            stage.sim.nodes[0].stop()
+            await has_anew.wait()
+            (old,) = [one.identity for one in comings(weights)]
+            await weights._participant.store.stand_in_line(7, places[0])
+            is_back.set()
+            await stage.done.wait()
+            assert [one.identity for one in comings(weights)] == [old]
+
+    async def train():
+        async with stage.publisher() as out:
+            await out.publish(tree(1), version=7)
+            await has.wait()
+            places.extend(await out._participant.store.line(7))
+            assert len(places) == 1
+        await asyncio.sleep(10)  # its lease is over
+        async with stage.publisher(restart=True) as out:
+            left = await out._participant.store.line(7)
+            await out.publish(tree(2), version=7)
+            has_anew.set()
+            stage.sim.nodes[0].resume()
+            await stage.done.wait()
+        assert not left
+
+    async def late():
+        await is_back.wait()
+        async with stage.subscriber() as weights:
+            into = half()
+            await weights.latest(into=into)
+            assert (into["w"].array == 2).all()
+        stage.done.set()
+
+    stage.play({0: first(), 1: train(), 2: late()})
+
+
 def test_a_subscriber_that_was_killed_is_no_hindrance():
     stage = ChannelStage(2)
     has = asyncio.Event()

@@ -176,8 +176,9 @@ def test_a_size_that_no_difference_has_is_refused():
     release = writing.write(place)
     arrays = slices.Arrays((release,), [bytes(place[: release.manifest])])
     lot, base = (lots.Lot(arrays, arrays.all()) for _ in range(2))
+    request = parcels.Parcels(1, lot.identity, "", [], maps=False, who="me", base=b"")
     taking = parcels.take_differences(
-        Pair(), lot, "", [list(lot.todo)], 1.0, parcels.Base(base, b"x", None), "me"
+        Pair(), lot, request, [list(lot.todo)], 1.0, parcels.Base(base, b"x", None)
     )
     with lot.wanting(), pytest.raises(ProtocolError, match="a difference of 1099511627776 bytes"):
         asyncio.run(taking)

@@ -18,6 +18,7 @@ from aiodist.channels.directory import (
     behind,
     check_higher,
     distances,
+    identity,
     in_line,
     is_gone,
     newest,
@@ -109,6 +110,14 @@ def test_what_a_store_has_lost_is_said_again():
     assert restored([release(4)], own) is None  # they are forgotten for good reason
     assert restored([release(3, check=8)], own) is None  # so are these, if numbers began anew
     assert restored([], []) is None
+
+
+@pytest.mark.parametrize("field", ["check", "nbytes", "share", "version", "host", "id"])
+def test_releases_have_one_identity_if_they_are_equal(field):
+    one = release(1)
+    other = replace(one, **{field: {"host": "h", "id": b"x"}.get(field, 2000)})
+    assert (identity([one]) == identity([other])) == (one == other)
+    assert identity([one]) != identity([one, other])
 
 
 def test_a_version_is_gone_when_others_took_its_place():
