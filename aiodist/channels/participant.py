@@ -235,6 +235,7 @@ class Participant:
             changed=differences.changed,
             chain=differences.chain,
             fallbacks=differences.fallbacks,
+            whole=self.stock.whole(newest),
         )
 
     async def heard_of(self, places: Iterable[LinePlace]) -> dict[str, channels.Said | None]:
@@ -251,12 +252,13 @@ class Participant:
             if said is not None
         }
 
-    def _has_of(self, said: channels.Said | None, version: int) -> int:
-        """How many bytes of a version a participant has for sure that has said this."""
+    def _has_of(self, said: channels.Said | None, version: int, *, sliced: bool) -> int:
+        """How many bytes of a version a participant has for sure that has said this, with those of
+        slices or without."""
         if said is None:
             return 0
         if said.newest == version:
-            return said.here
+            return said.here if sliced else said.whole
         # It says only of the newest version how much it has, but its program has all of this one.
         return self._size(version) if said.version == version else 0
 
@@ -272,7 +274,7 @@ class Participant:
             if one.id != self.store.id and not one.wants
         ]
         heard = await self.heard_of(line)
-        return [self._has_of(said, version) for said in heard.values()]
+        return [self._has_of(said, version, sliced=False) for said in heard.values()]
 
     async def gone_behind(
         self, me: LinePlace, coming: ComingVersion, failed: Container[str]
@@ -286,7 +288,8 @@ class Participant:
         version = coming.version
         behind = directory.behind(await self.store.line(version), me)
         heard = await self.heard_of(one for one in behind if one.id not in failed)
-        if all(self._has_of(said, version) <= coming.here for said in heard.values()):
+        known = [self._has_of(one, version, sliced=bool(me.wants)) for one in heard.values()]
+        if max(known, default=0) <= coming.here:
             return False
         key = directory.line(version)
         await self.store.change(key, LinePlace, lambda before: directory.at_end(before, me))

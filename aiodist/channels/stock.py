@@ -33,6 +33,10 @@ class Stock:
         """How many bytes of a version are here."""
         return sum(one.here for one in self._all() if one.version == version)
 
+    def whole(self, version: int | None) -> int:
+        """How many bytes of it are here that are not of slices."""
+        return sum(one.here for one in self.holdings.values() if one.version == version)
+
     def _all(self) -> list[Holding | Lot]:
         return [*self.holdings.values(), *self.lots.values()]
 

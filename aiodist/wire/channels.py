@@ -57,6 +57,8 @@ class Said(schema.Struct):
     its last version that had changed, as a publisher has found out. `chain`: how many differences
     brought the last version here; 0: it came whole. `fallbacks`: chunks since it came that no
     difference brought, and that came whole instead.
+
+    `whole`: bytes of `here` that are of the version as a whole. The others are of slices of it.
     """
 
     publishes: Annotated[bool, schema.flag]
@@ -72,19 +74,22 @@ class Said(schema.Struct):
     changed: Annotated[float, schema.seconds(0.0)] = 0.0
     chain: Annotated[int, schema.integer(0, 2**31)] = 0
     fallbacks: Annotated[int, schema.integer(0, 2**62)] = 0
+    whole: _Bytes = 0
 
 
-def that_may_have(heard: Mapping[str, Said | None], version: int, more_than: int = 0) -> set[str]:
-    """Return which participants may have more than so many bytes of a version, by what they have
-    said (None: it cannot be read)."""
+def that_may_have(
+    heard: Mapping[str, Said | None], version: int, more_than: int | None = None
+) -> set[str]:
+    """Return which participants may have more than so many bytes of a whole version (None: any of
+    it, or slices of it), by what they have said (None: it cannot be read)."""
     return {who for who, said in heard.items() if _may_have(said, version, more_than)}
 
 
-def _may_have(said: Said | None, version: int, more_than: int) -> bool:
+def _may_have(said: Said | None, version: int, more_than: int | None) -> bool:
     if said is None or said.newest is None or said.newest < version:
         return True  # it had not heard of the version when it said this
     if said.newest == version:
-        return said.here > more_than
+        return said.here > 0 if more_than is None else said.whole > more_than
     if said.publishes:
         return said.version is not None  # it keeps some versions
     # A subscriber forgets versions that are older than the one that its program has got.

@@ -143,6 +143,40 @@ def test_those_who_die_cost_nothing_more_where_somebody_has_it(sliced):
     assert sent <= 2.05  # and what is said beside the weights
 
 
+def test_slices_of_a_version_are_not_taken_for_the_whole():
+    """Rank 1 has most of the version as slices, and rank 2 left with all of it. The publisher gives
+    it again, because no other has the whole."""
+    stage = Stage(4, sliced=False)
+    stage.wanted = W.nbytes
+    begun, gone, one_done = asyncio.Event(), asyncio.Event(), asyncio.Barrier(2)
+
+    async def both():
+        async with stage.subscriber() as weights:
+            most = len(W) * 19 // 20
+            into = aiodist.Shard(np.zeros(most, np.int32), (slice(most),), W.shape)
+            await weights.latest(into={"w": into})
+            begun.set()
+            await gone.wait()
+            await stage.take(weights, 1)
+            await one_done.wait()
+
+    async def leaves():
+        await begun.wait()
+        async with stage.subscriber() as weights:
+            await stage.take(weights, 2)
+        gone.set()
+
+    async def late():
+        async with stage.subscriber() as weights:
+            await gone.wait()
+            await stage.take(weights, 3)
+            await one_done.wait()
+        stage.done.set()
+
+    sent, *_ = stage.play({0: stage.publish(), 1: both(), 2: leaves(), 3: late()})
+    assert 2 < sent < 3.05
+
+
 @pytest.mark.parametrize("sliced", [False, True])
 def test_what_nobody_else_has_any_more_is_sent_again(sliced):
     """There is no other way for them to get it."""

@@ -51,7 +51,7 @@ def participant(number: int, **said: Any) -> dict[str, Any]:
     fields = {
         "version": 5, "newest": 7, "nbytes": 1000, "here": 0, "behind": 3.0, "memory": 0,
         "sent": 0, "received": 0, "saved": 0, "changed": 0.0, "chain": 0, "fallbacks": 0,
-        "lag": 2, **said,
+        "whole": 0, "lag": 2, **said,
     }  # fmt: skip
     return {
         "id": f"id{number}", "name": "", "host": "h", "pid": 100 + number, "publishes": False,

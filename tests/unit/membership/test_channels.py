@@ -21,7 +21,7 @@ from aiodist.wire.messages import (
     StoreSet,
 )
 
-SAID = Said(False, 5, 7, 1000, 300, 2.5, 2000, 10, 20, 30, 0.25, 2, 1)
+SAID = Said(False, 5, 7, 1000, 300, 2.5, 2000, 10, 20, 30, 0.25, 2, 1, 250)
 
 
 def come(world: Any, conn: int, said: Said | None = None, channel: str = "policy") -> str:
@@ -52,7 +52,7 @@ def test_who_has_which_version(world: Any) -> None:
         "said": {
             "version": 5, "newest": 7, "nbytes": 1000, "here": 300, "behind": 2.5,
             "memory": 2000, "sent": 10, "received": 20, "saved": 30, "changed": 0.25,
-            "chain": 2, "fallbacks": 1, "lag": 2,
+            "chain": 2, "fallbacks": 1, "whole": 250, "lag": 2,
         },
     }  # fmt: skip
     assert third["said"]["lag"] is None

@@ -11,13 +11,21 @@ from aiodist.wire import channels, schema
 from aiodist.wire.channels import Said
 
 WHO = "0123456789abcdef01234567"
-SAID = Said(False, 5, 7, 1000, 300, 2.5, 2000, 10, 20, 30, 0.25, 2, 1)
+SAID = Said(False, 5, 7, 1000, 300, 2.5, 2000, 10, 20, 30, 0.25, 2, 1, 250)
 
 
 def has(
-    version: int | None = 5, *, newest: int | None, here: int = 0, publishes: bool = False
+    version: int | None = 5,
+    *,
+    newest: int | None,
+    whole: int = 0,
+    slices: int = 0,
+    publishes: bool = False,
 ) -> Said:
-    return replace(SAID, version=version, newest=newest, here=here, publishes=publishes)
+    here = whole + slices
+    return replace(
+        SAID, version=version, newest=newest, here=here, publishes=publishes, whole=whole
+    )
 
 
 @pytest.mark.parametrize("channel", ["policy", "a/b", "x\ny", WHO])
@@ -54,10 +62,10 @@ def test_who_publishes() -> None:
     [
         (None, True),  # unreadable
         (has(newest=None), True),  # it had not heard of version 6
-        (has(newest=5, version=5, here=9), True),
-        (has(newest=6, here=0, version=5), False),
-        (has(newest=6, here=4, version=5), False),  # no more than those that ask have
-        (has(newest=6, here=5, version=5), True),
+        (has(newest=5, version=5, whole=9), True),
+        (has(newest=6, version=5), False),
+        (has(newest=6, whole=4, slices=9, version=5), False),  # no more than those that ask have
+        (has(newest=6, whole=5, version=5), True),
         (has(newest=7, version=None), True),  # it may take version 6 now
         (has(newest=7, version=5), True),
         (has(newest=7, version=6), True),
@@ -69,3 +77,8 @@ def test_who_publishes() -> None:
 def test_who_may_have_some_of_a_version(said: channels.Said | None, may: bool) -> None:
     found = channels.that_may_have({"a": said}, 6, 4)
     assert found == ({"a"} if may else set())
+
+
+def test_who_may_have_slices_of_a_version() -> None:
+    heard = {"a": has(newest=6), "b": has(newest=6, whole=1), "c": has(newest=6, slices=1)}
+    assert channels.that_may_have(heard, 6) == {"b", "c"}
