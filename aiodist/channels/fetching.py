@@ -6,12 +6,13 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 
 from aiodist.channels import chains, directory, transfers
 from aiodist.channels.changes import lie_alike, pays
 from aiodist.channels.directory import LinePlace, Release
 from aiodist.channels.feeding import Feeding
-from aiodist.channels.holding import Holding
+from aiodist.channels.holding import ComingVersion, Holding
 from aiodist.channels.into import VersionReading
 from aiodist.channels.lots import Lot
 from aiodist.channels.pace import ParticipantPace
@@ -43,7 +44,7 @@ class Fetching:
         # Calls take versions in turn, because they share the source of the last version. A call
         # that waits for news of the channel holds up no other one.
         self._turn = asyncio.Lock()
-        self._unlisted: set[int] = set()  # versions that are here, but not listed in their line
+        self._unlisted: set[ComingVersion] = set()  # what is here, but not listed in its line
         self._start: tuple[str, int] | None = None  # of the coordinator that has the lines
         self._feeding = Feeding(participant)
         self.slicing = Slicing(participant, self._feeding)
@@ -160,7 +161,7 @@ class Fetching:
         ):
             try:
                 await transfers.take_offered(holding, NEAR * participant.patience)
-                self._unlisted.add(release.version)
+                self._unlisted.add(holding)
                 return
             except (ProtocolError, OSError) as error:
                 log.debug("channel %r: %s", participant.channel, error)
@@ -203,7 +204,7 @@ class Fetching:
             log.debug("channel %r: looking for a source: %s", self._participant.channel, error)
             holding.stir()
         if holding.is_whole:
-            self._unlisted.add(holding.version)
+            self._unlisted.add(holding)
         return holding.is_whole or not holding.wanted
 
     async def _source(self, holding: Holding, search: Search) -> LinePlace | None:
@@ -247,16 +248,16 @@ class Fetching:
         This waits for the next sign of life, because all that mapped it write to one record, and
         the publisher is surely alive at first.
         """
-        participant, holdings = self._participant, self._participant.stock.holdings
+        participant, stock = self._participant, self._participant.stock
         start = participant.store.start
         if start != self._start:
-            self._unlisted |= {one.version for one in holdings.values() if one.is_whole}
-        await self.slicing.stay()
-        for version in sorted(self._unlisted):
-            held = holdings.get(version)
-            if held is not None and not directory.is_gone(participant.releases, (held.release,)):
-                await participant.store.stand_in_line(version, participant.store.place)
-            self._unlisted.discard(version)
+            self._unlisted |= {one for one in stock.all() if one.is_whole}
+        await self.slicing.stay(anew=start != self._start)
+        for one in sorted(self._unlisted, key=lambda one: (one.version, one.name)):
+            if one in stock.all() and not directory.is_gone(participant.releases, one.releases):
+                me = replace(participant.store.place, wants=one.name)
+                await participant.store.stand_in_line(one.version, me)
+            self._unlisted.discard(one)
         self._start = start
 
     async def _take(self, source: LinePlace, holding: Holding) -> None:
@@ -309,11 +310,11 @@ class Fetching:
         stock, known = self._participant.stock, self._participant.releases
         for version, one in list(stock.holdings.items()):
             is_used = one.is_whole or one.wanted or one.readers
-            if not is_used and directory.is_gone(known, (one.release,)):
+            if not is_used and directory.is_gone(known, one.releases):
                 stock.holdings.pop(version).retire()
         for key, lot in list(stock.lots.items()):
             is_used = lot.is_whole or lot.wanted or lot.readers
-            if not is_used and directory.is_gone(known, lot.arrays.releases):
+            if not is_used and directory.is_gone(known, lot.releases):
                 stock.lots.pop(key).retire()
 
     def _forget_before(self, version: int) -> None:

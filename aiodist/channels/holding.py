@@ -46,11 +46,12 @@ class ComingVersion(ABC):
     Participants that take it from here are told to wait as long as it is `fed`, which means that
     this one is looking for a source. That comes to an end by itself. `stirs`: how often it had to
     look for another source. `starved`: how often there was none. `given`: how many parts each
-    receiver has that is sent it from here.
+    receiver has that is sent it from here. `name`: of its slices; "": it is the whole version.
     """
 
-    def __init__(self, version: int) -> None:
+    def __init__(self, version: int, name: str = "") -> None:
         self.version = version
+        self.name = name
         self.fed = 0
         self.stirs = 0
         self.starved = 0
@@ -80,6 +81,15 @@ class ComingVersion(ABC):
     @abstractmethod
     def id(self) -> bytes:
         """Tells it from other versions of its number; empty: it has no differences."""
+
+    @property
+    @abstractmethod
+    def releases(self) -> tuple[Release, ...]:
+        """The releases of its shares."""
+
+    @property
+    def identity(self) -> bytes:
+        return directory.identity(self.releases)
 
     @property
     @abstractmethod
@@ -229,8 +239,8 @@ class Holding(ComingVersion):
         return self.release.id
 
     @property
-    def identity(self) -> bytes:
-        return directory.identity([self.release])
+    def releases(self) -> tuple[Release, ...]:
+        return (self.release,)
 
     @property
     def here(self) -> int:

@@ -14,10 +14,10 @@ import numpy as np
 
 from aiodist.buffers.arrays import Flat
 from aiodist.buffers.dtypes import carrier
-from aiodist.channels import directory, manifest
+from aiodist.channels import manifest
 from aiodist.channels.checks import crc32
 from aiodist.channels.differences import decode
-from aiodist.channels.directory import aligned
+from aiodist.channels.directory import Release, aligned
 from aiodist.channels.holding import ComingVersion, own_memory
 from aiodist.channels.manifest import Leaf
 from aiodist.channels.memory import Spare, VersionMemory
@@ -49,11 +49,10 @@ class Lot(ComingVersion):
     """
 
     def __init__(self, arrays: Arrays, want: Want, spare: Spare | None = None) -> None:
-        super().__init__(arrays.releases[0].version)
+        self.packed = packed_want(want)
+        super().__init__(arrays.releases[0].version, name_of(self.packed))
         self.arrays = arrays
         self.want = want
-        self.packed = packed_want(want)
-        self.name = name_of(self.packed)
         self.nbytes = 0
         self._spare = spare
         self._lying: dict[str, Flat] = {}
@@ -79,14 +78,14 @@ class Lot(ComingVersion):
 
     @property
     def id(self) -> bytes:
-        ids = [one.id for one in self.arrays.releases]
+        ids = [one.id for one in self.releases]
         if len(ids) == 1 or not all(ids):
             return min(ids)
         return hashlib.blake2b(b"".join(ids), digest_size=16).digest()
 
     @property
-    def identity(self) -> bytes:
-        return directory.identity(self.arrays.releases)
+    def releases(self) -> tuple[Release, ...]:
+        return self.arrays.releases
 
     def is_base_of(self, newer: Lot) -> bool:
         """Whether differences can lead from this one to a newer version of the same slices."""

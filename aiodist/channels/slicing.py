@@ -67,7 +67,7 @@ class Slicing:
             manifests = sum(one.manifest for one in releases)
             reading.check_size(lot.version, manifests + lot.nbytes)
             known = self._participant.stock.lots.get((lot.version, lot.name))
-            if known is not None and known.arrays.releases == releases:
+            if known is not None and known.releases == releases:
                 lot = known
             elif known is not None:  # of publishers that are forgotten
                 known.retire()
@@ -96,11 +96,11 @@ class Slicing:
         for key in [key for key in lots if key[0] < max(older, default=0)]:
             lots.pop(key).retire()
 
-    async def stay(self) -> None:
+    async def stay(self, *, anew: bool) -> None:
         """With a sign of life, renew the wanted slices in the store, for those that take them from
-        here."""
+        here. `anew`: the store has forgotten them."""
         now = asyncio.get_running_loop().time()
-        if now - self._said > WANT_TTL / 3:
+        if anew or now - self._said > WANT_TTL / 3:
             self._said = now
             lots = {lot.name: lot for lot in self._participant.stock.lots.values()}
             for lot in lots.values():
@@ -113,7 +113,7 @@ class Slicing:
         """The arrays of a version. Raises NobodyError; ValueError if shares do not agree."""
         participant = self._participant
         for lot in participant.stock.lots.values():
-            if lot.arrays.releases == releases:
+            if lot.releases == releases:
                 return lot.arrays
         if self._looks is None or self._looks[0] != releases or _has_failed(self._looks[1]):
             looks = asyncio.ensure_future(self._looked_up(releases, failed))
@@ -180,7 +180,7 @@ class Slicing:
         clock = asyncio.get_running_loop().time
         begin, before = clock(), participant.meetings.bytes_moved[1]
         running: dict[asyncio.Task[None], Ask] = {}
-        search = Search(participant, lot.arrays.releases, failed)
+        search = Search(participant, lot.releases, failed)
         try:
             if not lot.is_whole:
                 await self._tell(lot)
@@ -216,7 +216,7 @@ class Slicing:
     def _base(self, lot: Lot) -> Lot | None:
         """The version here to which differences can be applied; None if differences do not pay."""
         participant = self._participant
-        always = any(one.always for one in lot.arrays.releases)
+        always = any(one.always for one in lot.releases)
         if not lot.is_coded or not (always or pays(participant.stock.rate, lot.nbytes)):
             return None
         bases = [one for one in participant.stock.lots.values() if one.is_base_of(lot)]
@@ -248,7 +248,7 @@ class Slicing:
                 return other
 
             return parcels.Mirror(other.nbytes, over)
-        release = lot.arrays.releases[ask.share]
+        release = lot.releases[ask.share]
         return parcels.Mirror(
             release.nbytes, lambda memory: WholeVersion(Holding.over(release, memory))
         )
@@ -257,7 +257,7 @@ class Slicing:
         participant, place = self._participant, ask.place
         mirror = self._mirror(lot, ask) if self._is_near(place) else None
         patience = participant.patience
-        of = lot.arrays.releases if place.wants else (lot.arrays.releases[ask.share],)
+        of = lot.releases if place.wants else (lot.releases[ask.share],)
         request = Parcels(
             lot.version,
             directory.identity(of),
@@ -269,7 +269,7 @@ class Slicing:
         )
         async with await participant.meetings.called(place.id) as pair:
             if base is not None and mirror is None:
-                id = base.id if place.wants else base.arrays.releases[ask.share].id
+                id = base.id if place.wants else base.releases[ask.share].id
                 from_base = parcels.Base(base, id, participant.stock.differences)
                 with base, lot.decoding():
                     await parcels.take_differences(
@@ -288,7 +288,7 @@ class Slicing:
             participant.store.stand_in_line(lot.version, me), participant.store.seats()
         )
         seats = {one.id: one.share for one in seated}
-        publishers = [one.place for one in _of(seated, lot.arrays.releases)]
+        publishers = [one.place for one in _of(seated, lot.releases)]
         known = directory.sources(places, me, publishers, maps=False)
         heard = await participant.heard_of(one for one in known if one in publishers)
         if search.refused or not channels.that_may_have(heard, lot.version):

@@ -27,17 +27,17 @@ class Stock:
     @property
     def own_bytes(self) -> int:
         """Bytes of memory that it takes of this process."""
-        return sum(one.own_bytes for one in self._all()) + self.spare.nbytes
+        return sum(one.own_bytes for one in self.all()) + self.spare.nbytes
 
     def here(self, version: int | None) -> int:
         """How many bytes of a version are here."""
-        return sum(one.here for one in self._all() if one.version == version)
+        return sum(one.here for one in self.all() if one.version == version)
 
     def whole(self, version: int | None) -> int:
         """How many bytes of it are here that are not of slices."""
         return sum(one.here for one in self.holdings.values() if one.version == version)
 
-    def _all(self) -> list[Holding | Lot]:
+    def all(self) -> list[Holding | Lot]:
         return [*self.holdings.values(), *self.lots.values()]
 
     def drop(self, holding: Holding) -> None:
@@ -46,7 +46,7 @@ class Stock:
             del self.holdings[holding.version]
 
     def close(self) -> None:
-        for one in self._all():
+        for one in self.all():
             one.retire()
         self.holdings.clear()
         self.lots.clear()

@@ -384,8 +384,10 @@ class Subscriber:
         return releases[version]
 
     def _own(self) -> list[Release]:
-        holdings = self._participant.stock.holdings
-        return [holdings[one].release for one in sorted(holdings) if holdings[one].is_whole]
+        # Also of slices, because other participants may have the others.
+        whole = [one.releases for one in self._participant.stock.all() if one.is_whole]
+        own = {(one.version, one.share): one for releases in whole for one in releases}
+        return [own[at] for at in sorted(own)]
 
 
 class Versions:
