@@ -43,7 +43,7 @@ async def meet(participant: Participant, name: str) -> None:
                     await pair._actor.endpoint.delivered(patience)
                     read.close()
                     asked = await transfers.asked(pair, math.inf)
-                    await _until_begun(participant, asked.version)
+                    await _until_begun(participant, asked)
     except (AiodistError, OSError) as error:
         # The other participant will look for another source, if it lives.
         log.debug("channel %r: a subscriber is not served any more: %s", participant.channel, error)
@@ -77,14 +77,18 @@ async def _answer(
             await transfers.refuse(pair)
 
 
-async def _until_begun(participant: Participant, version: int) -> None:
-    """Wait until this participant takes the version.
+async def _until_begun(
+    participant: Participant, asked: transfers.RestRequest | transfers.Parcels
+) -> None:
+    """Wait until this participant takes what is asked for.
 
     Another one may ask for it before this one has heard of it, or before the program here wants it.
     """
+    stock, version = participant.stock, asked.version
+    wants = asked.wants if isinstance(asked, transfers.Parcels) else ""
     with suppress(TimeoutError):
         async with asyncio.timeout(transfers.KNOWN * participant.patience):
-            while version not in participant.stock.holdings and not participant.role.publishes:
+            while stock.of(version, wants) is None and not participant.role.publishes:
                 newest = directory.newest(participant.releases)
                 if newest is not None and version < newest:
                     return  # it is not taken here any more
@@ -171,9 +175,7 @@ def _source(participant: Participant, asked: transfers.Parcels) -> Holding | Lot
     It may be of an older version of that number, because the number began anew while this
     participant was stopped.
     """
-    stock, version = participant.stock, asked.version
-    found: Holding | Lot | None
-    found = stock.lots.get((version, asked.wants)) if asked.wants else stock.holdings.get(version)
+    found = participant.stock.of(asked.version, asked.wants)
     is_same = found is not None and found.has_leaves and found.identity == asked.identity
     return found if is_same else None
 

@@ -37,6 +37,10 @@ class Stock:
         """How many bytes of it are here that are not of slices."""
         return sum(one.here for one in self.holdings.values() if one.version == version)
 
+    def of(self, version: int, wants: str = "") -> Holding | Lot | None:
+        """The slices of that name of a version, or the version as a whole."""
+        return self.lots.get((version, wants)) if wants else self.holdings.get(version)
+
     def all(self) -> list[Holding | Lot]:
         return [*self.holdings.values(), *self.lots.values()]
 

@@ -6,11 +6,12 @@ import asyncio
 
 import numpy as np
 import pytest
-from channel_stage import ChannelStage, line
+from channel_stage import PATIENCE, ChannelStage, line
 
 import aiodist
 from aiodist.buffers.encoding import encode
 from aiodist.channels import changes, lots, manifest, parcels, slices
+from aiodist.channels.transfers import KNOWN
 from aiodist.errors import ProtocolError
 
 SHAPE = (512, 512)
@@ -40,7 +41,8 @@ def cut(length, count, at):
 class Slices:
     """Each of `shares` publishers has some rows, and each of `takers` wants `index` of the whole.
 
-    `sent`: bytes that all publishers sent of each version.
+    `sent`: bytes that all publishers sent of each version. `longest`: seconds that a taker waited
+    for a version after the first.
     """
 
     def __init__(self, arrays, shares=2, takers=2, index=None, of=None, skips=(), **options):
@@ -56,6 +58,7 @@ class Slices:
         self.taken = asyncio.Barrier(shares + takers)
         self.sent = [0] * len(arrays)
         self.known = {}
+        self.longest = 0.0
 
     def run(self):
         ranks = range(self.shares)
@@ -81,7 +84,11 @@ class Slices:
             self.known[at] = weights._participant.stock.differences
             for version, array in enumerate(self.arrays):
                 if version not in self.skips:
+                    await weights.wait(newer_than=version - 1)
+                    begin = self.stage.sim.loop.time()
                     await self.take(weights, version, array)
+                    if version:
+                        self.longest = max(self.longest, self.stage.sim.loop.time() - begin)
                     assert len(weights._participant.stock.lots) <= 2
                 await self.taken.wait()
             await asyncio.sleep(2)
@@ -130,6 +137,9 @@ def test_all_changed():
     play = Slices(arrays).run()
     assert max(play.sent) < 1.05 * NBYTES
     assert play.known[0].fallbacks == play.known[1].chain == 0
+    # A source that has the slices waits for nothing before it gives the rest.
+    whole = Slices(arrays, deltas=False).run()
+    assert play.longest < whole.longest + KNOWN * PATIENCE / 2
 
 
 def test_pieces_that_a_difference_does_not_bring_come_whole(monkeypatch):
