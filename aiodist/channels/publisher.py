@@ -350,7 +350,8 @@ class Publisher:
         self._participant.stock.drop(holding)
         holding.recall()
         await holding.gone.wait()
-        self._lent.pop(version, None)
+        if self._lent.get(version) is holding:  # else it was lent again meanwhile
+            del self._lent[version]
 
     async def _held(self, release: Release, memory: VersionMemory) -> Holding | None:
         """The version as others may read it, which closes `memory` in the end.

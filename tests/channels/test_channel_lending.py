@@ -153,6 +153,28 @@ def test_taking_back_ends_what_is_being_given(sliced, monkeypatch):
     stage.play({0: publish(), 1: first(), 2: second()})
 
 
+def test_a_version_that_is_lent_again_meanwhile_is_taken_back_again():
+    stage = ChannelStage(1)
+
+    async def main():
+        async with stage.publisher() as out:
+            params = tree(1)
+            await out.publish(params, version=1, lend=True)
+            first = out._participant.stock.holdings[1]
+            with first:  # as a receiver does
+                taking = asyncio.ensure_future(out.take_back(1))
+                await asyncio.sleep(0.1)
+                await out.publish(params, version=1, lend=True)
+                second = out._participant.stock.holdings[1]
+            await taking
+            assert not second.gone.is_set()
+            await out.take_back(1)
+            assert second.gone.is_set()
+            assert not out._lent
+
+    stage.play({0: main()})
+
+
 def test_arrays_on_devices_go_through_the_host(run):
     async def main():
         device, other = StandinDevice(), StandinDevice()
