@@ -337,9 +337,12 @@ class Publisher:
     async def take_back(self, version: int) -> None:
         """Wait until the arrays that were lent as `version` have no reader any more.
 
-        This takes at most `patience`, and returns at once if the version is not lent. The version
-        is given to no participant from here any more. One that lacks some of it takes it from other
-        subscribers, if they have it, or else takes another version.
+        This returns at once if the version is not lent. A receiver that stands still delays it by
+        up to `patience` and a second. A slow one delays it for longer, because what is in flight to
+        it has to arrive.
+
+        The version is given to no participant from here any more. One that lacks some of it takes
+        it from other subscribers, if they have it, or else takes another version.
 
         Raises TypeError or ValueError for a version that is no number of one.
         """
