@@ -353,7 +353,7 @@ class Subscriber:
         version = directory.as_version(version)
         releases = await self._release(version)
         reading = VersionReading(max_bytes=self._max_bytes)
-        base = None if since is None or since == version else self._given_before(since)
+        base = None if since is None else self._given_before(since)
         async with (
             self._fetch(partial(self._fetching.this, releases, reading)) as fetch,
             aclosing(reading.arrays(fetch)) as arrays,

@@ -470,6 +470,7 @@ def test_only_arrays_that_have_changed(run, channel):
                         assert await weights.changed(3, since=2) == set(everything)  # it is gone
                     else:
                         assert await weights.changed(4, since=3) == set(everything[1:])
+                        assert await names(weights, 4, changed_since=4) == []
                 # Another tree.
                 await out.publish(version(4, x=1), version=5)
                 await weights.wait(newer_than=4)
