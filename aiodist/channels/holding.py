@@ -310,7 +310,7 @@ class Holding(ComingVersion):
         self.tell()
 
     async def make_own(self, *, shared: bool) -> None:
-        """Get own memory, and copy what is here of another one's. Raises OSError, MemoryError."""
+        """Get own memory, and copy what is here of another one's. Raises MemoryError."""
         if self.memory is not None and self.memory.is_own:
             return
         own = await own_memory(
@@ -329,7 +329,7 @@ class Holding(ComingVersion):
 async def own_memory(
     nbytes: int, before: VersionMemory | None, end: int, *, shared: bool, spare: Spare | None
 ) -> VersionMemory:
-    """New memory, with the first `end` bytes of another one's. Raises OSError, MemoryError."""
+    """New memory, with the first `end` bytes of another one's. Raises MemoryError."""
     own = VersionMemory(nbytes, shared=shared, spare=spare)
     place = own.view
     view = memoryview(b"") if before is None else before.view

@@ -118,7 +118,7 @@ class Lot(ComingVersion):
         self.tell()
 
     async def make_own(self, *, shared: bool) -> None:
-        """Get own memory, and copy what is here of another one's. Raises OSError, MemoryError."""
+        """Get own memory, and copy what is here of another one's. Raises MemoryError."""
         nbytes, before, spare = self.nbytes, self.memory, self._spare
         if before is None:
             self.take(VersionMemory(nbytes, shared=shared, spare=spare))

@@ -145,9 +145,13 @@ class VersionMemory:
     """
 
     def __init__(self, nbytes: int, *, shared: bool, spare: Spare | None = None) -> None:
-        """Get own memory from `spare`, and give it back there. Raises OSError, MemoryError."""
+        """Get own memory from `spare`, and give it back there. Raises MemoryError."""
         spare = spare or Spare(keeps=False)
-        block = spare.block(nbytes, shared=shared)
+        try:
+            block = spare.block(nbytes, shared=shared)
+        # An OSError would look like the failure of a source.
+        except (OSError, MemoryError) as error:
+            raise MemoryError(f"no memory of {nbytes} bytes for a version: {error}") from error
         self._set(block.view(), block.segment, block)
         self._spare = spare
 

@@ -66,7 +66,7 @@ class Participant:
     """A publisher or subscriber, by its `role`: begun by `open`, ended by `close`.
 
     `releases`: the versions of the channel, as far as known here. `beaten`: the time of the last
-    sign of life. `trouble`: why the last source failed, if no version has come since.
+    sign of life. `trouble`: why the last attempt failed, if no version has come since.
     """
 
     role: ChannelRole

@@ -14,7 +14,7 @@ from aiodist.errors import AiodistError
 log = logging.getLogger("aiodist.channels")
 
 FAILURES = (AiodistError, OSError, MemoryError, NotThereError)
-"""Errors after which another source is asked."""
+"""Errors after which another source is asked, or the same ones later: see `Search.lose`."""
 
 
 class NobodyError(Exception):
@@ -49,12 +49,20 @@ class Search:
             raise NobodyError
 
     def lose(self, place: LinePlace, error: BaseException) -> None:
-        """Note that a participant has failed. Raises the failure of this one."""
-        self._participant.tasks.check()
-        why = self._participant.trouble = str(error) or "it is not there any more"
+        """Note that a participant has failed. Raises the failure of this one, and NobodyError if
+        it has no memory."""
+        participant = self._participant
+        participant.tasks.check()
+        before, why = participant.trouble, str(error) or "it is not there any more"
+        participant.trouble = why
+        if isinstance(error, MemoryError):
+            # There may be some later, for example when an older version is not used any more.
+            if why != before:
+                log.warning("channel %r: trying again and again: %s", participant.channel, why)
+            raise NobodyError from error
         log.info(
             "channel %r: version %d comes from another one: %s",
-            self._participant.channel,
+            participant.channel,
             self._releases[0].version,
             why,
         )

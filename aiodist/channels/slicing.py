@@ -324,11 +324,8 @@ class Slicing:
         try:
             if found and not self._is_mapped(lot, found):
                 await lot.make_own(shared=bool(participant.store.host))
-        except (OSError, MemoryError) as error:
-            for ask in found:
-                search.lose(ask.place, error)
-            lot.stir()
-            return []
+        except MemoryError as error:
+            search.lose(me, error)
         lot.todo = lacking
         return found
 

@@ -234,7 +234,7 @@ class Subscriber:
                 raise CollectiveTimeoutError(
                     f"version {arrived.version} {channel} was not taken within {timeout:g} s:"
                     f" {arrived.here} of its {arrived.nbytes} bytes are here"
-                    + (f"; the last source failed: {trouble}" if trouble else "")
+                    + (f"; the last attempt failed: {trouble}" if trouble else "")
                 ) from None
             raise CollectiveTimeoutError(
                 f"no version over {newer_than} {channel} was known within {timeout:g} s:"

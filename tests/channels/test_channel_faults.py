@@ -66,7 +66,7 @@ def test_a_call_that_comes_too_late_says_why_the_last_source_failed():
         async with stage.subscriber() as weights:
             meetings = weights._participant.meetings
             meetings.fed_by, fed_by = unreachable, meetings.fed_by
-            with pytest.raises(aiodist.CollectiveTimeoutError, match="source failed: not reach"):
+            with pytest.raises(aiodist.CollectiveTimeoutError, match="attempt failed: not reach"):
                 await weights.latest(timeout=5.0)
             meetings.fed_by = fed_by
             assert (await weights.latest())[0] == 1

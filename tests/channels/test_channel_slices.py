@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from channel_stage import PATIENCE, ChannelStage
 from seeds import seeds
 
 import aiodist
-from aiodist.channels import lots, manifest, parcels, slices, subscriber
+from aiodist.channels import manifest, memory, parcels, slices, subscriber
 from aiodist.channels.into import VersionReading
 from aiodist.testing.simulation import Killed
 
@@ -174,29 +175,32 @@ def test_all_of_a_version_of_several_shares():
     stage.play({0: publish(0), 1: publish(1), 2: take(), 3: stream()})
 
 
-@pytest.mark.parametrize("shares", [1, 2])
-def test_slices_come_after_there_was_no_memory_for_them(monkeypatch, shares):
-    """Memory is free again at the next attempt, which the same call makes."""
+@pytest.mark.parametrize(("shares", "sliced"), [(1, True), (2, True), (1, False)])
+def test_a_version_comes_after_there_was_no_memory_for_it(monkeypatch, caplog, shares, sliced):
+    """Memory is free again at the third attempt, which the same call makes, after a warning."""
     stage = Stage(shares + 1)
-    made, make = [], lots.VersionMemory
+    made, make = [], memory.MemoryBlock
 
-    def first_fails(*args, **more):
+    def fails(*args, **more):
         made.append(args)
-        if len(made) == 1:
+        if len(made) <= 2:
             raise OSError(24, "Too many open files")
         return make(*args, **more)
 
     async def take():
         async with stage.subscriber() as weights:
             await known(weights, 1)
-            monkeypatch.setattr(lots, "VersionMemory", first_fails)
-            into = columns(0, 2)
+            monkeypatch.setattr(memory, "MemoryBlock", fails)
+            into = columns(0, 2) if sliced else whole(0)
             assert await weights.latest(into=into) == 1
-            assert is_version(into, 1)
-            assert len(made) == 2
+            assert is_version(into, 1) if sliced else (into["bias"] == whole(1)["bias"]).all()
+            assert len(made) == 3
+            assert not weights._participant.trouble
         stage.done.set()
 
     stage.play({**{at: stage.publish(at, shares) for at in range(shares)}, shares: take()})
+    (warning,) = [one.getMessage() for one in caplog.records if "memory" in one.getMessage()]
+    assert re.fullmatch(r".*trying again and again: no memory of \d+ bytes.*open files", warning)
 
 
 def test_floats_of_another_dtype():
