@@ -80,8 +80,8 @@ class Said(schema.Struct):
 def that_may_have(
     heard: Mapping[str, Said | None], version: int, more_than: int | None = None
 ) -> set[str]:
-    """Return which participants may have more than so many bytes of a whole version (None: any of
-    it, or slices of it), by what they have said (None: it cannot be read)."""
+    """Return which participants may have more than so many bytes of a whole version, by what they
+    have said (None: it cannot be read). `more_than` None: any of it, or slices of it."""
     return {who for who, said in heard.items() if _may_have(said, version, more_than)}
 
 
