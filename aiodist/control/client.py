@@ -139,6 +139,10 @@ class ControlClient(Line):
         self._check_open()
         return self._requests.begin(message)
 
+    def amend(self, message: Message, other: Message) -> None:
+        """Ask `other` instead of a request that was begun. No effect if it is answered."""
+        self._requests.amend(message, other)
+
     async def status(
         self, timeout: float | None = 10.0, *, ask_members: bool = False
     ) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import itertools
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -134,6 +135,17 @@ class Requests:
         number, reply = self.start(message)
         reply.add_done_callback(lambda _: self.drop(number))
         return reply
+
+    def amend(self, message: Message, other: Message) -> None:
+        """Ask `other` instead of `message`, whose caller has gone. No effect if it is answered.
+
+        It keeps its number, so that only `other` is sent over a later connection.
+        """
+        for number, request in self._requests.items():
+            if request.message is message:
+                request.message, request.data = other, encode_message(other, number)
+                request.since = math.inf  # no call waits for it any more
+                self._send(request, self.send)
 
     def tell(self, message: Message) -> None:
         """Send a message without a reply, now or once connected."""

@@ -96,15 +96,15 @@ class Recovery:
         return outcome.flag
 
     def _change_to_no(self, vote: Vote) -> None:
-        """Vote False, because the call of `vote` is cancelled. No effect if it is decided already.
+        """Vote False, because the call of `vote` has ended without a verdict.
 
-        The others get a verdict, as if this rank had said no.
+        The others get a verdict, as if this rank had said no. No effect if it is decided already.
         """
         no = replace(vote, flag=False)
         if vote.number in self._unsent:
             self._unsent[vote.number] = no
         else:
-            self._cast(no)
+            self._actor.control.amend(vote, no)
 
     @contextmanager
     def checking(self, purpose: Purpose) -> Iterator[None]:
@@ -181,8 +181,9 @@ class Recovery:
     #     call -> _cast ---- Vote ----> coordinator ---- outcome ----> _hear -> `outcome` is set
     #               |                                                              |
     #             _wait  <---------------------------------------------------------'
-    #               '- cancelled, or out of time: GiveUpVote, or for a cancelled `agree` another
-    #                  Vote, which replaces the first: no effect if it is decided by then
+    #               |- cancelled (not `agree`), or out of time: GiveUpVote
+    #               '- `agree` ends without a verdict: a Vote for False replaces the first one
+    #                  (neither has an effect if it is decided by then)
     #
     # `_hear` does not need the caller. A view that comes is adopted even if its call was cancelled,
     # because the other ranks go on with it and connect to this one. The next call gets what the
@@ -190,6 +191,9 @@ class Recovery:
     #
     # A rank that gives up has to say so, because a vote waits for all living ranks. This is a
     # request: the coordinator may have decided a moment before, and that decision stands for all.
+    # The request is lost if the connection breaks, and the vote is sent again. This does no harm to
+    # a vote for the next epoch, because a later call finds the outcome. For `agree` it would, so
+    # that vote says False by then.
 
     def _new_vote(
         self,
@@ -216,12 +220,9 @@ class Recovery:
         return outcome
 
     def _line_up(self, number: int, outcome: asyncio.Future[Outcome]) -> None:
-        """Send a vote once there is a place for it. A vote that replaces another has its place."""
-        if number in self._sent:
-            self._send(number, outcome)
-        else:
-            self._line[number] = outcome
-            self._admit()
+        """Send a vote once there is a place for it."""
+        self._line[number] = outcome
+        self._admit()
 
     def _admit(self) -> None:
         """Send the votes in line for which there are places, in their order."""
@@ -238,7 +239,7 @@ class Recovery:
             outcome.exception()  # marks it as retrieved
             self._expect(vote, False)
         else:
-            self._actor.votes += number not in self._sent
+            self._actor.votes += 1
             self._sent.add(number)
             reply.add_done_callback(partial(self._hear, vote, outcome))
 
@@ -270,8 +271,8 @@ class Recovery:
             outcome.set_exception(error)
             outcome.exception()  # marks it as retrieved
         self._expect(vote, False)
-        self._actor.votes -= vote.number in self._sent
-        self._sent.discard(vote.number)
+        self._actor.votes -= 1
+        self._sent.remove(vote.number)
         self._admit()
 
     def _note_gone(self, stay: Iterable[str], epoch: int) -> None:
@@ -295,8 +296,8 @@ class Recovery:
     ) -> Outcome:
         """Wait for the outcome for `seconds`, which are the rest of those that were `asked` for.
 
-        A call that stops waiting makes the vote void, and a cancelled `agree` votes False, unless
-        the vote is decided already.
+        A call that stops waiting makes the vote void, or for `agree` False, unless the vote is
+        decided already.
         """
         give_up = GiveUpVote(vote.context, vote.number, Cause.CANCELLED, "the call was cancelled")
         try:
@@ -315,6 +316,8 @@ class Recovery:
                     done, _ = await asyncio.wait({outcome}, timeout=LAST_WORD_SECONDS)
                     text += self._no_answer(limit)
                 if not done:
+                    if vote.purpose is Purpose.AGREE:
+                        self._change_to_no(vote)
                     raise self._context.error(CollectiveTimeoutError, text, op=vote.purpose.value)
         except asyncio.CancelledError:
             if vote.purpose is not Purpose.AGREE:

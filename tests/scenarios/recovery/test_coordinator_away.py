@@ -53,10 +53,36 @@ def test_a_vote_that_runs_out_of_time_while_it_is_away(run, stage, everyone):
             with pytest.raises(aiodist.CollectiveTimeoutError, match=re.escape(control.absence)):
                 await ranks[0].agree(True, timeout=0.01)
             await cast.start_coordinator()
-            # It had voted. Which of vote and withdrawal counts is a matter of who comes first.
+            # It votes False. Which of vote and withdrawal counts is a matter of which comes first.
             [outcome] = await everyone(ranks[1:], lambda group: group.agree(True))
-            assert outcome is True or isinstance(outcome, aiodist.CollectiveTimeoutError)
+            assert outcome is False or isinstance(outcome, aiodist.CollectiveTimeoutError)
             assert await everyone(ranks, lambda group: group.agree(True)) == [True, True]
+
+    run(main())
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_a_rank_that_cancels_votes_no_whichever_coordinator_counts(run, stage, everyone, when):
+    async def main():
+        async with stage() as cast:
+            ranks = await cast.start(3)
+            control = ranks[0]._actor.control
+            others = [asyncio.ensure_future(ranks[1].agree(True))]
+            voted = ranks[0].agree(True)
+            await until(lambda: control.older_than(0.0))
+            if when == "before":
+                voted.cancel()
+                await asyncio.wait([voted])
+            await cast.stop_coordinator()
+            others.append(asyncio.ensure_future(ranks[2].agree(True)))
+            if when == "meanwhile":
+                await until(lambda: control.is_away)
+                voted.cancel()
+                await asyncio.wait([voted])
+            await cast.start_coordinator()
+            assert await asyncio.gather(*others) == [False, False]
+            assert await everyone(ranks, lambda group: group.agree(True)) == [True] * 3
+            assert not control._requests._requests
 
     run(main())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from aiodist.wire.messages import (
     StoreWait,
     StoreWatch,
 )
+from aiodist.wire.recovery import BallotResult, Purpose, Vote
 
 
 class Connected:
@@ -151,6 +153,27 @@ async def test_what_is_begun_and_given_up_is_forgotten(one: Connected) -> None:
     reply.cancel()
     await begun()
     assert one.requests._requests == {}
+
+
+async def test_what_is_said_instead_is_all_that_a_later_connection_hears(one: Connected) -> None:
+    one.connect()
+    vote = Vote(b"group", 0, Purpose.AGREE, flag=True)
+    number, reply = one.requests.start(vote)
+    no = replace(vote, flag=False)
+    assert one.requests.older_than(0.0) == {number: vote}
+    one.requests.amend(vote, no)
+    assert one.sent == [(number, vote), (number, no)]
+    assert one.requests.older_than(0.0) == {}  # no call waits
+    one.requests.send = None
+    one.connect()
+    one.requests.say_again()
+    assert one.sent == [(number, no)]
+    verdict = BallotResult(False, (), 1)
+    one.requests.answer(number, verdict)
+    one.requests.answer(number, verdict)  # to the second message
+    assert await reply == verdict
+    one.requests.amend(vote, no)
+    assert len(one.sent) == 1
 
 
 async def test_what_is_about_the_store_may_fail_alone(one: Connected) -> None:
