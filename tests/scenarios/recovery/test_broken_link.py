@@ -4,6 +4,7 @@ lost. (One that merely breaks is made again: see tests/simulation/test_broken_li
 from __future__ import annotations
 
 import pytest
+from over_links import until
 
 import aiodist
 
@@ -50,6 +51,31 @@ def test_a_shrink_decides_at_once(run, stage, everyone):
             ranks[1]._actor.endpoint.peer(2).link.close(ConnectionResetError("cut"))
             with pytest.raises(aiodist.PeerLostError):
                 await ranks[1].recv(src=2)
+            *shrunk, evicted = await everyone(ranks, lambda group: group.shrink())
+            assert [group.size for group in shrunk] == [2, 2]
+            assert isinstance(evicted, aiodist.GroupClosedError)
+            assert await everyone(shrunk, lambda group: group.all_reduce(1)) == [2, 2]
+
+    run(main())
+
+
+def test_a_report_that_is_lost_with_the_coordinator_is_made_again(run, stage, everyone):
+    async def main():
+        async with stage() as cast:
+            ranks = await cast.start(3)
+            await everyone(ranks, lambda group: group.all_to_all([1, 2, 3]))
+            controls = [group._actor.control for group in ranks]
+            for control in controls:
+                control.tell = lambda message: None
+            ranks[1]._actor.endpoint.peer(2).link.close(ConnectionResetError("cut"))
+            for group, other in ((ranks[1], 2), (ranks[2], 1)):
+                await until(lambda lost=group._actor.endpoint.lost, root=other: root in lost)
+            for control in controls:
+                del control.tell
+            await cast.stop_coordinator()
+            await until(lambda: all(control.is_away for control in controls))
+            await cast.start_coordinator()
+            await until(lambda: not any(control.is_away for control in controls))
             *shrunk, evicted = await everyone(ranks, lambda group: group.shrink())
             assert [group.size for group in shrunk] == [2, 2]
             assert isinstance(evicted, aiodist.GroupClosedError)
