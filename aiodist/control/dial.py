@@ -121,9 +121,10 @@ async def dial(
     while True:
         attempts += 1
         patient_until = loop.time() + ATTEMPT_SECONDS
+        until = min(start + timeout, patient_until)
         try:
-            async with asyncio.timeout_at(min(start + timeout, patient_until)):
-                return await _attempt(target, secret, ssl)
+            async with asyncio.timeout_at(until):
+                return await _attempt(target, secret, ssl, until)
         except _Refused as refused:
             raise refused.error from None
         except TimeoutError:
@@ -198,8 +199,10 @@ def _foreign(target: Address, what: str) -> ForeignServiceError:
     )
 
 
-async def _attempt(target: Address, token: bytes | None, context: tls.SSLContext | None) -> Greeted:
-    sock = await _connect(target)
+async def _attempt(
+    target: Address, token: bytes | None, context: tls.SSLContext | None, until: float
+) -> Greeted:
+    sock = await _connect(target, until)
     with closed_on_error(sock):
         local_host = "127.0.0.1"
         # The round trip of the connecting itself, because later answers may have waited to share a
@@ -218,16 +221,20 @@ async def _attempt(target: Address, token: bytes | None, context: tls.SSLContext
     return Greeted(greeting.sock, local_host, trip, welcome)
 
 
-async def _connect(target: Address) -> socket.socket:
+async def _connect(target: Address, until: float) -> socket.socket:
     if target.scheme == "inproc":
         return inproc_names.connect(target.host)
     if target.scheme == "unix":
         return await _connect_one(socket.AF_UNIX, target.path)
     found = await look_up(target.host, target.port)
     failed: OSError = OSError(errno.EADDRNOTAVAIL, f"{target.host} has no address")
-    for family, _, _, _, where in found:
+    now = asyncio.get_running_loop().time
+    for tried, (family, _, _, _, where) in enumerate(found):
+        # Each address has its share of the time, because one that gives no answer would take all.
+        share = (until - now()) / (len(found) - tried)
         try:
-            return await _connect_one(family, where)
+            async with asyncio.timeout(share):
+                return await _connect_one(family, where)
         except OSError as error:
             failed = error
     raise failed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,6 +20,7 @@ from aiodist.control.dial import (
 )
 from aiodist.errors import AuthenticationError, JoinError, JoinTimeoutError
 from aiodist.testing.virtual_loop import VirtualLoop
+from aiodist.wire.address import parse_address
 
 AT = "tcp://10.0.0.1:7"
 
@@ -117,6 +119,30 @@ def test_an_attempt_that_is_cut_short_hides_nothing(reach: Dial) -> None:
     """The end comes in the middle of the last attempt: the one before it knows why."""
     with pytest.raises(JoinTimeoutError, match="the last one: Connection refused"):
         reach(Attempts(nobody(), None), timeout=2.0)
+
+
+def test_each_address_of_a_name_is_tried_within_one_attempt(
+    loop: VirtualLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one is behind a firewall that drops packets."""
+    hosts, tried = ["dropped", "closed", "open"], dict[str, float]()
+
+    async def look_up(name: str, port: int) -> list[Any]:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (host, port)) for host in hosts]
+
+    async def connect(family: int, where: tuple[str, int]) -> str:
+        tried[where[0]] = loop.time()
+        if where[0] == "dropped":
+            await asyncio.Event().wait()
+        if where[0] == "closed":
+            raise nobody()
+        return where[0]
+
+    monkeypatch.setattr(dialling, "look_up", look_up)
+    monkeypatch.setattr(dialling, "_connect_one", connect)
+    made = dialling._connect(parse_address(AT), 6.0)
+    assert loop.run_until_complete(made) == "open"
+    assert tried == {"dropped": 0.0, "closed": 2.0, "open": 2.0}
 
 
 def test_an_answer_that_would_be_the_same_again_is_told_at_once(reach: Dial) -> None:
