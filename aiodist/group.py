@@ -514,12 +514,10 @@ class Group(Operations):
         waited: dict[Work[Any], Context] = {}
         left: CollectiveTimeoutError | None = None
         closed = context.error(GroupClosedError, "the group was closed", in_order=True)
-        if context.ended is None:
-            # In a loop, because the program goes on, and the end of one operation may begin another
-            # one.
-            while pending := self._pending():
-                waited |= {work: one for work, one in pending.items() if not work.is_awaited}
-                await asyncio.wait(pending)
+        # In a loop, because the program goes on: the end of one operation may begin another one.
+        while pending := self._pending():
+            waited |= {work: one for work, one in pending.items() if not work.is_awaited}
+            await asyncio.wait(pending)
         context.close(closed)
         if context is self._actor.context:
             try:
@@ -531,7 +529,8 @@ class Group(Operations):
 
     def _pending(self) -> dict[Work[Any], Context]:
         """Return the Works to wait for before this group closes, with the group of each."""
-        contexts = self._contexts()
+        # Groups that were made of a revoked group go on.
+        contexts = [one for one in self._contexts() if one.ended is None]
         return {work: one for one in contexts for work in one.pending if not work.done()}
 
     def _contexts(self) -> list[Context]:

@@ -460,6 +460,20 @@ def test_a_group_that_is_revoked_while_it_closes_is_closed() -> None:
     assert pair().run(main)[0] == "closed"
 
 
+def test_close_of_a_revoked_group_waits_for_those_that_were_made_of_it() -> None:
+    async def main(group: aiodist.Group) -> Any:
+        made = await group.dup()
+        if group.rank:
+            await asyncio.sleep(1.0)
+            return (await made.recv(src=0)).size
+        made.send(np.zeros(LARGE), 1)
+        group.revoke()
+        await group.close()
+        return made.closed
+
+    assert pair().run(main) == [True, LARGE]
+
+
 def test_who_cancels_close_hears_of_its_send_by_the_next_one() -> None:
     async def main(group: aiodist.Group) -> Any:
         if group.rank:
