@@ -583,14 +583,15 @@ class Group(Operations):
         try:
             stays = keeper is not None and await keeper.left(error)
         finally:  # also if this task is cancelled meanwhile
+            newest = self._newest()  # the block may have said `group = await group.shrink()`
             if error is not None and not stays:
-                if isinstance(error, Exception) and self._context is self._actor.context:
+                if isinstance(error, Exception) and newest._context is self._actor.context:
                     self._actor.endpoint.recorder.left(error)
-                self.abort(in_words(error))
+                newest.abort(in_words(error))
         if stays:
             return True
         if error is None:
-            await self.close()
+            await newest.close()
         else:
             await self._actor.gone()
         return None

@@ -385,7 +385,7 @@ class Connecting:
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         assert self._group is not None
-        await self._group._newest().__aexit__(kind, error, trace)
+        await self._group.__aexit__(kind, error, trace)
 
     if not TYPE_CHECKING:  # type checkers have errors of their own for these
 

@@ -368,9 +368,8 @@ class BlockingGroup:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        # The newest epoch, because the block may have said `group = group.shrink()`.
         if not self._home.is_inherited:
-            self._run(self._group._newest().__aexit__, kind, error, trace)
+            self._run(self._group.__aexit__, kind, error, trace)
 
     # -- inside -----------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import os
 import sys
@@ -210,3 +211,25 @@ async def test_a_connection_is_entered_again_only_after_its_end() -> None:
                 with pytest.raises(RuntimeError, match="was entered, and not left yet: call conn"):
                     await connecting.__aenter__()
                 await group.barrier()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_block_of_a_group_leaves_its_newest_epoch(fails: bool) -> None:
+    async with aiodist.Coordinator("inproc://newest") as coordinator:
+        connecting = [aiodist.connect(coordinator.address, rank=r, size=2) for r in range(2)]
+        groups = await asyncio.gather(*connecting)
+
+        async def block(group: aiodist.Group) -> aiodist.Group:
+            with contextlib.suppress(ZeroDivisionError):
+                async with group:
+                    group = await group.shrink()
+                    if fails and group.rank == 0:
+                        raise ZeroDivisionError
+                    if fails:
+                        with pytest.raises(aiodist.PeerLostError, match="ZeroDivisionError"):
+                            await group.barrier(timeout=5.0)
+            return group
+
+        newest = await asyncio.gather(*map(block, groups))
+        assert [group.closed for group in newest] == [True, True]
+        assert coordinator.status()["groups"] == []
