@@ -378,7 +378,8 @@ class Group(Operations):
         gave.
 
         Raises GroupClosedError if the group ends here in another way, for example because the
-        coordinator removes this rank.
+        coordinator removes this rank. Raises CoordinatorLostError if the coordinator is gone for
+        good.
 
         For example::
 

@@ -117,7 +117,8 @@ class RankActor(EndpointOwner):
         # has the time by which the answer comes, and the functions that get it.
         self._asking: dict[tuple[int, ...], tuple[float, list[Callable[..., None]]]] = {}
         self.changed: dict[Callable[[], None], None] = {}  # called after a change, in this order
-        """Called when members of the view are lost or leave, for a new view, and at the end."""
+        """Called when members of the view are lost or leave, for a new view, when the coordinator
+        goes, and at the end."""
         self.control = control
         self.endpoint = endpoint
         self.store = Store(control, timeout=op_timeout)  # the group's store at the coordinator
@@ -248,9 +249,11 @@ class RankActor(EndpointOwner):
                     "gone for good" if event.final else "away",
                     event.reason,
                 )
-            if event.final and not self.is_over:
-                for context in self.contexts:
-                    context.p2p.receiver.ask_again()
+            if not self.is_over:
+                if event.final:
+                    for context in self.contexts:
+                        context.p2p.receiver.ask_again()
+                self._tell_changed()
             self.endpoint.ruled()  # last: what waits for a ruling has heard of an eviction by then
         elif isinstance(event, CoordinatorBack):
             # A warning like the one before, because its reader waits for this.

@@ -17,34 +17,33 @@ async def views(actor: RankActor) -> AsyncIterator[View]:
     """Yield the membership now, and again after every change. Ends when this rank leaves in order.
 
     Changes between two steps are seen as one. Raises GroupClosedError if this rank leaves in
-    another way.
+    another way, and CoordinatorLostError if the coordinator is gone for good.
     """
     news = asyncio.Event()
-    waiting = 0
+    waiting: int | None = None  # the number of waiting ranks; None: not told yet
+    failed: AiodistError | None = None  # why the coordinator tells nothing more
 
     def told(reply: Message | AiodistError) -> None:
-        nonlocal waiting
+        nonlocal waiting, failed
         if isinstance(reply, Waiting):
             waiting = reply.count
-            first.set()
-            news.set()
-        else:  # there is no coordinator any more
-            first.set()
+        elif isinstance(reply, AiodistError):
+            failed = reply
+        news.set()
 
-    first = asyncio.Event()
-    if actor.control.is_away:
-        first.set()  # the number of waiting ranks comes once it is back
     number = actor.control.subscribe(WatchWaiting(), told)
     actor.changed[news.set] = None
     seen: View | None = None
     try:
-        await first.wait()
         while not actor.is_over:
             news.clear()
-            view = _view(actor, waiting)
-            if view != seen:
+            view = _view(actor, waiting or 0)
+            # A coordinator that is away tells the number once it is back.
+            if view != seen and (waiting is not None or actor.control.is_away):
                 seen = view
                 yield view
+            elif failed is not None:
+                raise failed
             else:
                 await news.wait()
         assert actor.ended is not None

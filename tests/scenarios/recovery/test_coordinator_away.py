@@ -106,6 +106,34 @@ def test_a_call_does_not_fail_with_the_timeout_of_an_earlier_one(run, stage, eve
     run(main())
 
 
+def test_views_do_not_wait_for_one_that_goes_before_it_answers(run, stage):
+    async def main():
+        async with stage() as cast:
+            [group] = await cast.start(1)
+            first = asyncio.ensure_future(anext(group.views()))
+            await asyncio.sleep(0)  # it has asked how many ranks wait
+            await cast.stop_coordinator()
+            assert (await first).members == group.members
+            await cast.start_coordinator()
+
+    run(main())
+
+
+def test_views_end_if_it_is_gone_for_good(run, stage):
+    async def main():
+        async with stage(returns=False) as cast:
+            [group] = await cast.start(1)
+            views = group.views()
+            await anext(views)
+            following = asyncio.ensure_future(anext(views))
+            await cast.stop_coordinator()
+            with pytest.raises(aiodist.CoordinatorLostError, match="is gone"):
+                await following
+            assert await group.all_reduce(1) == 1
+
+    run(main())
+
+
 @pytest.mark.strength(2)
 @on_idle_time
 def test_a_rank_that_dies_while_it_is_away(run, stage, everyone, state):
