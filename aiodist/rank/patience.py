@@ -104,6 +104,13 @@ class Patience:
         return context.p2p.is_unmatched(work) if op is None else bool(missing_in(one.pending))
 
     async def _tell(self, fresh: Mapping[Hashable, _Long]) -> None:
+        try:
+            await self._find_out(fresh)
+        except Exception as error:  # a rank must not leave because it cannot say why it waits
+            log.error("group %r: no news of a long wait", self._actor.view.group, exc_info=error)
+
+    async def _find_out(self, fresh: Mapping[Hashable, _Long]) -> None:
+        """Log what has waited for long and is still stuck, and tell the coordinator."""
         # Others may have called it without this rank knowing, because a tree of ranks tells one
         # rank little about most others.
         for one in fresh.values():

@@ -125,8 +125,8 @@ def _tasks(loop: asyncio.AbstractEventLoop) -> tuple[dict[int, str], list[str], 
         place, is_inside = _waits_at(task.get_coro())
         if place is not None:
             awaited = _awaits(task)
-            # the children of asyncio.gather
-            for future in getattr(awaited, "_children", (awaited,)):
+            children = getattr(awaited, "_children", None)  # those of asyncio.gather
+            for future in children if isinstance(children, list) else (awaited,):
                 waiting.setdefault(id(future), place)
             is_inside = is_inside or isinstance(awaited, Work)
             (inside if is_inside else outside).append(place)

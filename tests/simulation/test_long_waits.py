@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import aiodist
+from aiodist.rank import whereabouts
 from aiodist.testing import Conditions, Simulation
 
 AWAY = 40.0
@@ -116,6 +117,20 @@ def test_whatever_has_a_deadline(
     assert "; at simulation/test_long_waits.py:" in text
     assert first.startswith("stalled: ")
     assert last.startswith("stall over: ")
+
+
+def test_a_rank_that_cannot_say_why_it_waits_stays(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> str:
+        raise ZeroDivisionError
+
+    async def program(group: aiodist.Group) -> None:
+        await group.barrier()
+
+    monkeypatch.setattr(whereabouts, "of_work", fails)
+    waits(caplog, program)
+    assert "group 'world': no news of a long wait" in caplog.messages
 
 
 @pytest.mark.parametrize("length", [3, 500_000])

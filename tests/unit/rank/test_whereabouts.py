@@ -110,6 +110,20 @@ async def test_who_awaits_an_operation_comes_before_the_main_loop_of_a_server() 
     ]
 
 
+async def test_a_future_of_the_program_may_have_children_of_its_own() -> None:
+    class Parent(asyncio.Future[None]):
+        _children = None
+
+    async def wait(parent: Parent) -> None:
+        await parent
+
+    task = asyncio.create_task(wait(Parent()))
+    await asyncio.sleep(0)
+    places = whereabouts.of_tasks(asyncio.get_running_loop())
+    task.cancel()
+    assert any(place.endswith("in " + wait.__qualname__) for place in places)
+
+
 async def test_who_waits_for_anything_of_aiodist_comes_before_the_others() -> None:
     made = program(serve="asyncio.sleep(3600)", key="group.store.wait('key')")
     async with aiodist.local(1) as (group,):
