@@ -50,6 +50,8 @@ class Store:
     values of a group, and 65536 keys. In another event loop or thread they raise RuntimeError; use
     `group.blocking().store` there.
 
+    A write that you cancel, or whose timeout ends, may still be carried out.
+
     `ttl` is how many seconds after the write the key is deleted. A write without `ttl` keeps it.
 
     For example::
