@@ -386,9 +386,12 @@ class _Ranks:
                 # Raised as it is, a SystemExit would end this program, and a CancelledError would
                 # look as if this task had been cancelled.
                 failure = AiodistError(f"{who} ended by {in_words(value)}")
+        try:
+            failure.add_note(f"(in {who})")
+        except Exception:  # a frozen dataclass, which cannot be raised through a context manager
+            failure = AiodistError(f"{who} raised {in_words(failure)}, whose attributes are fixed")
         if report.text:
             failure.__cause__ = _RemoteTraceback(report.text)
-        failure.add_note(f"(in {who})")
         self._failed(failure, is_consequence=report.is_consequence)
 
     def _failed(self, failure: BaseException, *, is_consequence: bool = False) -> None:

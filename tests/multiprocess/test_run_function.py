@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -184,6 +185,18 @@ def test_failure_that_cannot_be_pickled() -> None:
     with pytest.raises(aiodist.AiodistError, match=says) as caught:
         aiodist.run(fail_unpicklably, 1)
     assert "Unpicklable: odd" in str(caught.value.__cause__)
+
+
+@dataclass(frozen=True)
+class Frozen(Exception):
+    pass
+
+
+def test_failure_whose_attributes_are_fixed() -> None:
+    says = "^rank 0 of 1 raised Frozen, whose attributes are fixed$"
+    with pytest.raises(aiodist.AiodistError, match=says) as caught:
+        aiodist.run(end_by, 1, (Frozen(),))
+    assert "raise error" in str(caught.value.__cause__)
 
 
 async def return_unpicklable(group: aiodist.Group) -> object:
