@@ -600,13 +600,16 @@ async def local(size: int, **options: Unpack[JoinOptions]) -> AsyncIterator[list
                 if isinstance(outcome, Group):
                     await outcome.__aexit__(None, error, None)
             raise
-        pid = os.getpid()
+        pid, ended = os.getpid(), None
         try:
             yield groups
         except BaseException as error:
-            if os.getpid() == pid:  # a forked child has nothing to leave
-                leaving = (group._newest().__aexit__(None, error, None) for group in groups)
-                await asyncio.gather(*leaving)
+            ended = error
             raise
-        if os.getpid() == pid:
-            await asyncio.gather(*(group._newest().close() for group in groups))
+        finally:
+            if os.getpid() == pid:  # a forked child has nothing to leave
+                # All of them, even if one could not deliver what it had sent.
+                leaving = (group.__aexit__(None, ended, None) for group in groups)
+                for failure in await asyncio.gather(*leaving, return_exceptions=True):
+                    if isinstance(failure, BaseException):
+                        raise failure

@@ -213,6 +213,27 @@ async def test_a_connection_is_entered_again_only_after_its_end() -> None:
                 await group.barrier()
 
 
+async def test_all_ranks_of_a_local_group_leave_although_one_cannot_close() -> None:
+    left: list[int] = []
+
+    async def fails() -> None:
+        groups[0].abort()
+        raise ZeroDivisionError
+
+    async def takes_long() -> None:
+        for _ in range(1000):
+            await asyncio.sleep(0)
+        await close()
+        left.append(1)
+
+    with pytest.raises(ZeroDivisionError):
+        async with aiodist.local(2) as ranks:
+            groups: list[Any] = ranks
+            close = groups[1].close
+            groups[0].close, groups[1].close = fails, takes_long
+    assert left == [1]
+
+
 @pytest.mark.parametrize("fails", [False, True])
 async def test_a_block_of_a_group_leaves_its_newest_epoch(fails: bool) -> None:
     async with aiodist.Coordinator("inproc://newest") as coordinator:
