@@ -327,7 +327,9 @@ class Line:
 
     def _is_back(self, task: asyncio.Task[None]) -> None:
         self._coming_back = None
-        if not task.cancelled() and (error := task.exception()) is not None:
+        if task.cancelled():  # this line has ended, or its loop ends
+            return
+        if (error := task.exception()) is not None:
             self._end(CoordinatorLostError(f"looking for the coordinator failed: {error!r}"))
             raise error
         if self._ended is None and not self._sock.is_open:

@@ -106,6 +106,26 @@ def test_a_call_does_not_fail_with_the_timeout_of_an_earlier_one(run, stage, eve
     run(main())
 
 
+def test_a_loop_that_ends_looks_for_it_no_more(run, stage):
+    """It cancels all tasks."""
+
+    async def main():
+        async with stage() as cast:
+            [group] = await cast.start(1)
+            await cast.stop_coordinator()
+            control = group._actor.control
+            await until(lambda: control.is_away)
+            looking = control._coming_back
+            looking.cancel()
+            await asyncio.wait([looking])
+            await asyncio.sleep(0)
+            assert control._coming_back is None
+            await cast.kill(group)
+            await cast.start_coordinator()
+
+    run(main())
+
+
 def test_views_do_not_wait_for_one_that_goes_before_it_answers(run, stage):
     async def main():
         async with stage() as cast:
