@@ -168,7 +168,10 @@ class Requests:
             number: request.message
             for number, request in self._requests.items()
             if request.since <= before
-            and (request.has_deadline or isinstance(request.message, Vote))
+            and (
+                isinstance(request.message, Vote)
+                or (request.has_deadline and isinstance(request.message, StoreRequest))
+            )
             and not request.reply.done()
         }
 

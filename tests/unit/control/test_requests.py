@@ -10,6 +10,7 @@ import pytest
 
 from aiodist.control.requests import Requests
 from aiodist.errors import AiodistError, CoordinatorLostError, GroupClosedError
+from aiodist.wire.activity import SeenRequest
 from aiodist.wire.codec import decode_message
 from aiodist.wire.frames import Decoder
 from aiodist.wire.limits import MAX_WRITES
@@ -174,6 +175,14 @@ async def test_what_is_said_instead_is_all_that_a_later_connection_hears(one: Co
     assert await reply == verdict
     one.requests.amend(vote, no)
     assert len(one.sent) == 1
+
+
+async def test_only_store_requests_with_a_deadline_count_as_waits(one: Connected) -> None:
+    asks = ((StoreGet("k"), None), (StoreGet("k"), 60.0), (SeenRequest(()), 60.0))
+    tasks = await begun(*[one.requests.ask(*each) for each in asks])
+    assert one.requests.older_than(0.0) == {2: StoreGet("k")}
+    one.requests.fail(GroupClosedError("closed"))
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def test_what_is_about_the_store_may_fail_alone(one: Connected) -> None:
