@@ -328,5 +328,7 @@ def _missing(wait: culprits.PendingOperation, entered: Mapping[culprits.Key, int
 
 def what(wait: Wait) -> str:
     """The operation, in words: "all_reduce tag 'loss' #57"."""
-    tag = "" if wait.tag == "None" else f" tag {wait.tag}"
+    # Tags of bytes are aiodist's own, and mean nothing to the program.
+    is_own = wait.tag.startswith(("b'", 'b"'))
+    tag = "" if wait.tag == "None" or is_own else f" tag {wait.tag}"
     return f"{wait.op}{tag}" if wait.seq is None else f"{wait.op}{tag} #{wait.seq}"

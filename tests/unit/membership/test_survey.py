@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from aiodist.membership.survey import ANSWER_SECONDS, MOST_ASKERS
+from aiodist.membership.survey import ANSWER_SECONDS, MOST_ASKERS, what
 from aiodist.wire.activity import Activity, Inquire, Seen, SeenRequest, Wait, packed
 from aiodist.wire.messages import Failed, Failure, Renew, Status, StatusRequest
 
@@ -54,6 +54,19 @@ def test_members_are_asked_and_the_culprit_is_named(two: Any) -> None:
     [finding] = group["findings"]
     assert finding["culprits"] == (1,)
     assert finding["held"] == ({"what": "all_reduce #3", "ranks": (0,), "seconds": 5.0},)
+
+
+@pytest.mark.parametrize(
+    ("tag", "text"),
+    [
+        (None, "split #3"),
+        ("b'", 'split tag "b\'" #3'),
+        (b"made", "split #3"),
+        (7, "split tag 7 #3"),
+    ],
+)
+def test_tags_of_the_program_are_shown(tag: object, text: str) -> None:
+    assert what(Wait(b"context1", "g", 1, "split", repr(tag), 3, 5.0, packed([1]))) == text
 
 
 def test_who_has_entered_is_not_missing(two: Any) -> None:
