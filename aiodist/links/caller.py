@@ -92,8 +92,10 @@ class Caller:
                         # If the coordinator has removed this rank, its word ends this call.
                         await self._endpoint.owner.caught_up(self._endpoint.lease)
                     return f"it refuses connections ({answer.why})"
-            if self._loop.time() > began + SHORT_LIFE:
-                refused = 0  # the connection lasted, so one of the two was just busy for too long
+                # The peer answered, and the connection lasted, so one of the two was just busy for
+                # too long. A proxy may also accept, answer nothing and close, without end.
+                if answer.was_heard and self._loop.time() > began + SHORT_LIFE:
+                    refused = 0
             await asyncio.sleep(pauses[refused])
             refused += 1
 

@@ -220,6 +220,11 @@ class Greeting:
         self._theirs = b""  # the nonce of the peer; b"": it has not answered the hello
         self._claim: Claim | None = None  # what the peer claims, once it has proved it
 
+    @property
+    def was_heard(self) -> bool:
+        """Whether the peer has answered the hello."""
+        return bool(self._theirs)
+
     def begin(self, link: Link) -> None:
         """Say hello."""
         self._link = link

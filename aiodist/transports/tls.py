@@ -23,6 +23,9 @@ from aiodist.transports.stream import SCRATCH, StreamLink
 RECORDS = 256 * 1024
 """Bytes that are encrypted, or read from the socket, at once."""
 
+SILENCE = 10.0
+"""Seconds without an answer of the peer's system after which a handshake has failed."""
+
 _WAIT = (ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
@@ -68,9 +71,16 @@ class TlsLink(StreamLink):
         self._direct = False  # everything goes through the outbox until then
 
     async def ready(self) -> None:
-        """Wait for the handshake. Raises OSError if it failed."""
-        # A cancelled dial must not cancel the future that the link completes, perhaps in this turn.
-        await asyncio.shield(self._ready)
+        """Wait for the handshake. Raises OSError if it failed, or if the peer's system is silent.
+
+        There is no deadline for the peer's process, because it may be busy.
+        """
+        # If this is cancelled, `wait` leaves the future to the link, which may complete it in this
+        # turn.
+        while not (await asyncio.wait({self._ready}, timeout=SILENCE))[0]:
+            if self.is_unanswered(SILENCE):
+                self.close(TimeoutError(f"its system has not answered for {SILENCE:g} s"))
+        self._ready.result()
 
     def start(self) -> None:
         super().start()

@@ -6,9 +6,15 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from aiodist.links import caller as links_caller
 from aiodist.links.caller import Caller
-from aiodist.links.greeting import Identity
+from aiodist.links.greeting import Claim, Greeting, Identity
 from aiodist.links.owner import EndpointOwner
+from aiodist.wire import kinds
+from aiodist.wire.frames import pack_fields
+from aiodist.wire.proof import NONCE_BYTES
 
 ABORTED = "it aborted: the disk is full"
 
@@ -29,7 +35,7 @@ class Owner(EndpointOwner):
 
 
 class Home:
-    """An endpoint that knows one peer, which refuses connections."""
+    """An endpoint that knows one peer, which refuses connections, or ends them (`ends`)."""
 
     error = OSError("refused")
 
@@ -46,7 +52,9 @@ class Home:
             dialing=None,
             link=None,
             calling=None,
+            claim=Claim(0, 0),
         )
+        self.calls = 0
 
     def lose(self, rank: int, reason: str) -> None:
         if rank not in self.lost:
@@ -57,9 +65,14 @@ class Home:
     def cut(self, rank: int, reason: str, *, ended: bool = False, is_over: bool = False) -> None:
         self.lose(rank, reason)
 
+    def ends(self, greeting: Greeting) -> Any:
+        """Return a connection that the peer ends, or raise an error."""
+        raise self.error
+
     async def call(self) -> None:
-        async def dial(root: int, receiver: object, seconds: float) -> Any:
-            raise self.error
+        async def dial(root: int, receiver: Any, seconds: float) -> Any:
+            self.calls += 1
+            return self.ends(receiver)
 
         home: Any = self
         caller = Caller(home, Identity("g", "a", None), dial)
@@ -101,3 +114,35 @@ async def test_who_had_a_link_and_listens_no_more_has_ended() -> None:
     home.error.__cause__ = ConnectionRefusedError("refused")
     await home.call()
     assert home.lost == {1: "connection lost; its process has probably ended (refused)"}
+
+
+@pytest.mark.parametrize("answers", [False, True])
+async def test_connections_that_last_and_answer_nothing_come_to_an_end(
+    monkeypatch: pytest.MonkeyPatch, answers: bool
+) -> None:
+    """A proxy may accept connections for a peer that it does not reach. But a peer that has
+    answered is there, and was just busy."""
+    challenge = pack_fields(kinds.CHALLENGE, bytes(NONCE_BYTES))
+    home = Home()
+
+    def ends(greeting: Greeting) -> Any:
+        if home.calls > 20:
+            raise home.error
+        link: Any = SimpleNamespace(send=lambda *_, **__: None, close=lambda: None)
+        greeting.begin(link)
+        if answers:
+            landing = greeting.frame(link, challenge, 0)
+            assert landing is not None
+            landing.landed()
+        greeting.closed(link, ConnectionResetError("closed"))
+        return link
+
+    monkeypatch.setattr(home, "ends", ends)
+    monkeypatch.setattr(links_caller, "SHORT_LIFE", -1.0)
+    monkeypatch.setattr(links_caller, "PAUSES", [0.0] * 3)
+    await home.call()
+    assert home.calls == (21 if answers else 4)
+    why = (
+        "not reachable: refused" if answers else "it refuses connections (it has left, or lost us)"
+    )
+    assert home.lost == {1: why}

@@ -11,6 +11,7 @@ import pytest
 from authority import Authority
 
 from aiodist.testing.links import LinkPair, connected
+from aiodist.transports import tls
 from aiodist.transports.tcp import TcpTransport
 from aiodist.transports.tls import TlsContexts, TlsLink
 
@@ -85,3 +86,19 @@ async def test_what_has_come_is_read_though_nothing_can_be_sent(ends: Ends) -> N
     link.poll()
     await ends.until(lambda: link.is_severed)
     assert link.came == 1 + FRAMES
+
+
+async def test_a_handshake_that_no_system_answers_fails(
+    contexts: TlsContexts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host may be cut off when it has just accepted. A process that is busy has any time."""
+    silent = iter([False, True])
+    monkeypatch.setattr(tls, "SILENCE", 0.0)
+    monkeypatch.setattr(TlsLink, "is_unanswered", lambda *_: next(silent))
+    ends = LinkPair()
+    with socket.create_server(("127.0.0.1", 0)) as listening:  # its system accepts, no process
+        address = f"tls://127.0.0.1:{listening.getsockname()[1]}"
+        with pytest.raises(TimeoutError, match="its system has not answered for 0 s"):
+            async with asyncio.timeout(20):
+                await TcpTransport(contexts).dial(address, ends.at_a)
+    await ends.until(lambda: bool(ends.at_a.ends))
