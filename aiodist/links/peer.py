@@ -26,8 +26,9 @@ well. The number of links that the peer has had (its *generation*) decides::
 
 One case is between the two: this rank took the peer's connection, but its answer was lost. The peer
 then does not know of that link, and calls again with its former number (`_unheard`). This counts as
-a link that broke. Nothing can have come over it to the peer, so the peer's count of frames is
-right.
+a link that broke, if nothing has come over it. Nothing can have come to the peer either, so the
+peer's count of frames is right. The proof of an earlier attempt may also come late, when the peer
+has long used the present link. What has come over that link shows that such a proof is old.
 
 The claims are part of the proofs of the greeting, so that only a holder of the token can change a
 count. If four connections in a row are *in vain*, the link ends: something breaks each of them, and
@@ -268,12 +269,13 @@ class Peer:
         link = self.link
         if link is None:
             return theirs.came == 0
-        if not link.lasts or link.is_closed:
-            return False
+        if not link.lasts or link.is_closed or theirs.came < link.taken:
+            return False  # the last: the peer has said since that more has come
         if not link.is_severed:
             # If our HELLO_ACK was lost, the peer does not know that its connection attempt
             # succeeded. It still names the number of links that it had before, `_unheard`.
-            if theirs.generation < self._generation and theirs.generation != self._unheard:
+            has_not_heard = theirs.generation == self._unheard and link.came == self._came
+            if theirs.generation < self._generation and not has_not_heard:
                 return False  # it was begun before this link
             self.broken = "the peer has made another connection; "
             link.sever()

@@ -188,6 +188,11 @@ class Link(Protocol):
         return 0
 
     @property
+    def taken(self) -> int:
+        """How many frames sent since `keep` the peer has said to have."""
+        return 0
+
+    @property
     def held(self) -> int:
         """How many bytes the peer's system may not have, sent or queued."""
         return self.backlog

@@ -95,6 +95,10 @@ class LastingLink(FramedLink):
         return self._came
 
     @property
+    def taken(self) -> int:
+        return 0 if self._kept is None else self._kept.acknowledged
+
+    @property
     def held(self) -> int:
         # If the system does not say, these are the bytes that the peer may not have.
         left, kept = self._outbox.backlog, self._kept

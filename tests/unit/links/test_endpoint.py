@@ -16,6 +16,7 @@ from aiodist.links.endpoint import Endpoint
 from aiodist.links.greeting import Claim, Identity
 from aiodist.links.inboxes import Stray
 from aiodist.transports.base import Link, Receiver
+from aiodist.transports.retransmission import ACK, own_frame
 from aiodist.transports.stream import StreamLink
 from aiodist.wire import kinds
 from aiodist.wire.frames import encode, pack_fields
@@ -210,4 +211,29 @@ async def test_a_forked_child_closes_a_connection_that_is_being_made() -> None:
     endpoint.peer(1).calling = link
     endpoint.close_in_child()
     assert link.is_closed and ours.fileno() == -1
+    theirs.close()
+
+
+@pytest.mark.parametrize("came", ["nothing", "a frame", "an acknowledgement"])
+async def test_a_late_proof_of_an_abandoned_attempt_breaks_no_link(came: str) -> None:
+    """It names as few links as a peer that has not heard of the present one. But over that link
+    something has come."""
+    endpoint = endpoint_of_two(Refusing())
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    link = StreamLink(endpoint.loop, ours, kind="unix", peer_name="b")
+    link.start()
+    peer = endpoint.peer(1)
+    peer.attach(link, Claim(0, 0), dialled=False)
+    peer.send(pack_fields(kinds.REVOKE, b"context!", 0))
+    if came == "a frame":
+        theirs.send(encode(pack_fields(kinds.REVOKE, b"context!", 0)))
+    elif came == "an acknowledgement":
+        theirs.send(own_frame(ACK, 1))
+    link.poll()
+    is_old = came != "nothing"
+    assert peer.make_way(Claim(0, 0)) is not is_old
+    assert link.is_severed is not is_old
+    assert not link.is_closed
+    await endpoint.finish(0)
     theirs.close()
