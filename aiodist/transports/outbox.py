@@ -27,7 +27,9 @@ MOST_BUFFERS = 512
 class Outgoing:
     """One frame on its way: `head` is what is left of its prefix, `views` of its payload."""
 
-    __slots__ = ("done", "head", "left", "nbytes", "token", "views", "whole_head", "whole_views")
+    __slots__ = (
+        "begun", "done", "head", "left", "nbytes", "token", "views", "whole_head", "whole_views",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -44,6 +46,7 @@ class Outgoing:
         self.left = len(head) + nbytes  # bytes that have not left yet
         self.done = done  # called when all of it has left
         self.token = token  # the frame's owner, see `Link.discard`
+        self.begun = False  # a part of it was sent over an earlier connection
 
     def trim(self, count: int) -> None:
         """Drop the first `count` bytes (fewer than are left), because they have been sent."""
@@ -76,10 +79,11 @@ class Outgoing:
         self.token = None
 
     def begin_again(self) -> None:
-        """Begin the frame anew, because it was not sent on the new connection."""
+        """Begin the frame anew, because it has to be sent over a new connection."""
         self.head = self.whole_head
         self.views = list(self.whole_views)
         self.left = len(self.head) + self.nbytes
+        self.begun = True
 
 
 class Outbox:
@@ -177,6 +181,10 @@ class Outbox:
         if token is None:
             return
         for queue in (self._urgent, self._bulk):
+            # The peer may have a part of a frame that is sent again, and waits for it.
+            for frame in queue:
+                if frame.begun and frame.token == token:
+                    frame.detach()
             kept = [frame for frame in queue if frame.token != token]
             if len(kept) < len(queue):
                 self.backlog -= sum(frame.left for frame in queue)
@@ -202,13 +210,11 @@ class Outbox:
 
         Frames whose token is `but` are left out. The frame that `other` had begun begins anew.
         """
-        begun = () if other._partial is None else (other._partial,)
+        begun = list(again) if other._partial is None else [*again, other._partial]
         for frame in begun:
             frame.begin_again()
         self.sent_bytes += other.sent_bytes - sum([frame.nbytes for frame in again])
-        self._urgent += [
-            frame for frame in (*again, *begun, *other._urgent) if frame.token is not but
-        ]
+        self._urgent += [frame for frame in (*begun, *other._urgent) if frame.token is not but]
         self._bulk += other._bulk
         other.clear()
         self.backlog = sum([frame.left for frame in self._all()])

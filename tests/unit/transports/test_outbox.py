@@ -147,3 +147,20 @@ def test_discarding_the_frame_under_way_sends_it_as_it_is() -> None:
         data += drain(outbox, 3)
         assert data == whole + b"<b>"
         assert not calls
+
+
+def test_discarding_a_frame_that_comes_again_sends_it_as_it_is() -> None:
+    """The peer may have a part of it, over an earlier connection."""
+    calls: list[int] = []
+    payload = bytearray(b"payload")
+    broken = Outbox()
+    broken.push(frame("a", payload, token=5, done=partial(calls.append, 1)), urgent=False)
+    broken.push(frame("b", token=5), urgent=False)
+    take(broken, 4)
+    outbox = Outbox()
+    outbox.adopt(broken, [frame("0", payload, token=5)], object())
+    outbox.discard(5)
+    payload[:] = b"changed"
+    assert outbox.backlog == 2 * 10
+    assert drain(outbox) == b"<0>payload<a>payload"
+    assert not calls
