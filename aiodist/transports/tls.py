@@ -85,24 +85,25 @@ class TlsLink(StreamLink):
     def start(self) -> None:
         super().start()
         if not self._closed:
-            try:
-                self._shake()
-            except OSError as error:
-                self._cannot_shake(error)
+            self._shake()
 
     def _shake(self) -> None:
-        """Do the handshake, as far as it goes. Raises OSError."""
+        """Do the handshake, as far as it goes."""
+        failure: OSError | None = None
         try:
             self._tls.do_handshake()
         except _WAIT:
             pass
+        except OSError as error:
+            failure = error
         else:
             self._shaken = True
             self._ready.set_result(None)
-        finally:
-            # Also after a failure, because an alert tells the peer why.
-            self._push()
-        if self._shaken:
+        # Also after a failure, because an alert tells the peer why.
+        self._push()
+        if failure is not None:
+            self._cannot_shake(failure)
+        elif self._shaken:
             self._flush()
 
     def _cannot_shake(self, error: OSError) -> None:
@@ -197,13 +198,7 @@ class TlsLink(StreamLink):
                 return True
             budget -= len(data)
             self._incoming.write(data)
-            try:
-                self._decrypt()
-            except OSError as error:
-                if self._shaken:
-                    self._lost(error)
-                else:
-                    self._cannot_shake(error)
+            self._decrypt()
             if self._closed or self._peer_ended:
                 return True
         return True
@@ -216,7 +211,7 @@ class TlsLink(StreamLink):
         return cast(int, self._tls.read(len(view), view))
 
     def _decrypt(self) -> None:
-        """Take in all that has come. Raises OSError."""
+        """Take in all that has come."""
         if not self._shaken:
             self._shake()
             if not self._shaken:
@@ -224,22 +219,28 @@ class TlsLink(StreamLink):
         while not (self._closed or self._peer_ended):
             rest, landing, held = self._to_come, self._landing, self._held
             memory = None if landing is None else landing.memory
+            if not rest:
+                into = self._scratch_view[held:]
+            elif memory is None:
+                into = self._scratch_view[: min(rest, SCRATCH)]
+            else:
+                into = memory[self._arrived :]
+            # Only this reads from the connection. An OSError of the receiver is none of it.
             try:
-                if rest:
-                    if memory is None:
-                        count = self._read_into(self._scratch_view[: min(rest, SCRATCH)])
-                    else:
-                        count = self._read_into(memory[self._arrived :])
-                    landing = self._arrive(count)
-                    if landing is not None:
-                        landing.landed()
-                else:
-                    count = self._read_into(self._scratch_view[held:])
-                    self._held = 0
-                    self._take(0, held + count)
+                count = self._read_into(into)
             except _WAIT:
                 break
             except ssl.SSLZeroReturnError:
                 self._end_of_file()
                 return
+            except OSError as error:
+                self._lost(error)
+                return
+            if rest:
+                landing = self._arrive(count)
+                if landing is not None:
+                    landing.landed()
+            else:
+                self._held = 0
+                self._take(0, held + count)
         self._push()

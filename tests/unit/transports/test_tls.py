@@ -102,3 +102,15 @@ async def test_a_handshake_that_no_system_answers_fails(
             async with asyncio.timeout(20):
                 await TcpTransport(contexts).dial(address, ends.at_a)
     await ends.until(lambda: bool(ends.at_a.ends))
+
+
+@pytest.mark.parametrize("callback", ["on_frame", "on_payload"])
+async def test_an_error_of_the_receiver_is_no_broken_connection(ends: Ends, callback: str) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    error = OSError("the owner of the landing has no room")
+    setattr(ends.at_b, callback, fail)
+    ends.a.send(b"frame", [memoryview(b"payload")])
+    await ends.until(lambda: ends.b.is_severed or bool(ends.at_b.ends))
+    assert ends.at_b.ends == [error]
