@@ -81,17 +81,28 @@ class Inboxes:
 
     def __init__(self) -> None:
         self.open: dict[bytes, Inbox] = {}
-        self.closed: OrderedDict[bytes, str] = OrderedDict()
-        """The last MAX_CLOSED contexts that have ended, and the reasons."""
+        self.closed: OrderedDict[bytes, tuple[str, set[int]]] = OrderedDict()
+        """The last MAX_CLOSED contexts that have ended, the reasons, and the peers that were
+        answered."""
         self._strays: OrderedDict[bytes, list[Stray]] = OrderedDict()
         """Frames of contexts that do not exist yet, by their ids, the oldest context first."""
 
     def close(self, context: bytes, reason: str) -> None:
         """Drop further frames of a context, because it has ended."""
         self.open.pop(context, None)
-        self.closed[context] = reason
+        self.closed[context] = reason, set()
         if len(self.closed) > MAX_CLOSED:
             self.closed.popitem(last=False)
+
+    def answer(self, context: bytes, root: int) -> str | None:
+        """Return why a context has ended, for a frame of peer `root`; None if it was answered."""
+        # Once, because a peer that sends without reading would fill this rank's memory with
+        # answers.
+        reason, answered = self.closed[context]
+        if root in answered:
+            return None
+        answered.add(root)
+        return reason
 
     def keep(self, context: bytes, stray: Stray) -> list[Stray]:
         """Keep one more frame. Returns those that are dropped instead."""

@@ -392,17 +392,19 @@ class Peer:
             return None
         # Answers are queued without limit. So a peer that asks without reading answers would fill
         # this rank's memory.
-        if fields[0] in QUESTIONS:
-            self._check_unheard(link)
+        if fields[0] in QUESTIONS and link.unheard > MAX_UNHEARD:
+            raise ProtocolError(
+                f"rank {self.rank} asks, but has not taken in {link.unheard} frames sent to it"
+            )
         context = endpoint.inboxes.open.get(fields[1])
         if context is not None:
             return context.frame(self.rank, fields, nbytes)
         if fields[1] in endpoint.inboxes.closed:
             # The context is closed here, and the peer may not know that.
             if fields[0] not in (kinds.REVOKE, kinds.FAREWELL):
-                self._check_unheard(link)
-                reason = endpoint.inboxes.closed[fields[1]]
-                link.send(pack_fields(kinds.FAREWELL, fields[1], reason))
+                reason = endpoint.inboxes.answer(fields[1], self.rank)
+                if reason is not None:
+                    link.send(pack_fields(kinds.FAREWELL, fields[1], reason))
             return None
         cost = nbytes + len(header) + STRAY_COST
         self._early_bytes += cost
@@ -411,12 +413,6 @@ class Peer:
                 f"rank {self.rank} sent over {MAX_EARLY_BYTES} bytes for groups not known here"
             )
         return Stray(endpoint, self.rank, fields, memoryview(bytearray(nbytes)), cost)
-
-    def _check_unheard(self, link: Link) -> None:
-        if link.unheard > MAX_UNHEARD:
-            raise ProtocolError(
-                f"rank {self.rank} asks, but has not taken in {link.unheard} frames sent to it"
-            )
 
     def closed(self, link: Link, error: BaseException | None) -> None:
         if self.link is link:

@@ -237,3 +237,18 @@ async def test_a_late_proof_of_an_abandoned_attempt_breaks_no_link(came: str) ->
     assert not link.is_closed
     await endpoint.finish(0)
     theirs.close()
+
+
+async def test_a_peer_hears_once_that_a_group_has_ended() -> None:
+    """One that sends without reading would fill the memory of this rank with answers."""
+    endpoint = endpoint_of_two(Refusing())
+    for context in (b"context1", b"context2"):
+        endpoint.inboxes.close(context, "enough")
+    sent: list[bytes] = []
+    link = cast(Link, SimpleNamespace(send=sent.append, unheard=0))
+    for context in (b"context1", b"context2", b"context1", b"context1"):
+        endpoint.peer(1).frame(link, pack_fields(kinds.GRANT, context, 1), 0)
+    assert sent == [
+        pack_fields(kinds.FAREWELL, context, "enough") for context in (b"context1", b"context2")
+    ]
+    await endpoint.finish(0)
