@@ -279,7 +279,8 @@ class NewConnection:
         self._heard = over  # called with what was said, or the part of it when time is over
         self._data = b""  # what has come of it
         self._fds: list[int] = []  # open files that came with it, ours to close
-        self._timer = loop.call_later(PATIENCE, self._over)  # a silent caller does not stay
+        self._is_over = False  # `_heard` was called
+        self._timer = loop.call_later(PATIENCE, self._late)  # a silent caller does not stay
         loop.add_reader(sock.fileno(), self._readable)
 
     def _readable(self) -> None:
@@ -298,7 +299,14 @@ class NewConnection:
         if not data or len(self._data) == self._nbytes:
             self._over()
 
+    def _late(self) -> None:
+        # If this loop did not turn, the bytes may lie there: uvloop looks at the time first.
+        self._readable()
+        if not self._is_over:
+            self._over()
+
     def _over(self) -> None:
+        self._is_over = True
         fds, self._fds = self._fds, []
         self._heard(self, self._data, fds)
 

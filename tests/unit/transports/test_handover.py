@@ -129,6 +129,23 @@ async def test_who_says_nothing_is_dropped_after_a_while(monkeypatch: pytest.Mon
         assert not offer._callers
 
 
+async def test_who_has_spoken_is_heard_though_the_time_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The loop was busy for long, and looks at the time before it looks at sockets."""
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(module, "PATIENCE", 0.0)
+    with offered() as offer, connect(offer) as sock:
+        sock.send(offer.words[1])
+        offer._ready()
+        (caller,) = offer._callers
+        loop.remove_reader(caller.sock.fileno())
+        sock.setblocking(False)
+        async with asyncio.timeout(TIMEOUT):
+            segment = await module.received(loop, sock, SIZE)
+        assert segment.memory == b"hello"
+
+
 async def test_a_caller_that_leaves_before_the_answer() -> None:
     with offered() as offer:
         with connect(offer) as sock:
