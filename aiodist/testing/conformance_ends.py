@@ -10,7 +10,7 @@ from aiodist.errors import ProtocolError
 from aiodist.testing.links import LARGE, LinkPair, LinkTests, RecordingReceiver, scenario
 
 
-def failing(error: Exception) -> Callable[..., NoReturn]:
+def failing(error: BaseException) -> Callable[..., NoReturn]:
     """Make a callback that raises `error`."""
 
     def fail(*_: object) -> NoReturn:
@@ -84,6 +84,40 @@ class EndTests(LinkTests):
         ends.b.send(b"h", [memoryview(bytes(LARGE))])
         ends.b.send(b"h", done=failing(LookupError("a mistake")))
         await self._broken(ends, LookupError)
+
+    async def _interrupted(self, ends: LinkPair, begin: Callable[[], None]) -> None:
+        """Check that `begin` leads to an interrupt, which is passed on and closes both ends."""
+        try:
+            begin()
+            while not (ends.a.is_closed or ends.b.is_closed):
+                ends.a.poll()
+                ends.b.poll()
+            raise AssertionError("the interrupt was not passed on")
+        except asyncio.CancelledError:
+            await self._broken(ends, OSError)
+
+    @scenario
+    async def test_an_interrupt_in_frame_closes(self, ends: LinkPair) -> None:
+        ends.at_b.on_frame = failing(asyncio.CancelledError())
+        await self._interrupted(ends, lambda: ends.a.send(b"h", [memoryview(b"p")]))
+        assert len(ends.at_b.headers) == 1
+
+    @scenario
+    async def test_an_interrupt_in_payload_closes(self, ends: LinkPair) -> None:
+        ends.at_b.on_payload = failing(asyncio.CancelledError())
+        await self._interrupted(ends, lambda: ends.a.send(b"h", [memoryview(b"p")]))
+        assert len(ends.at_b.frames) == 1
+
+    @scenario
+    async def test_an_interrupt_in_done_closes(self, ends: LinkPair) -> None:
+        done = failing(asyncio.CancelledError())
+        await self._interrupted(ends, lambda: ends.b.send(b"h", done=done))
+
+    @scenario
+    async def test_an_interrupt_in_done_of_a_queued_frame_closes(self, ends: LinkPair) -> None:
+        ends.b.send(b"h", [memoryview(bytes(LARGE))])
+        done = failing(asyncio.CancelledError())
+        await self._interrupted(ends, lambda: ends.b.send(b"h", done=done))
 
     # ---- the end ----
 

@@ -62,7 +62,8 @@ class Receiver(Protocol):
 
     Called from `Link.poll` and by the link's loop, never from inside another call to the link. An
     exception of `frame`, or of a landing, is logged ("aiodist.transport") and closes the link with
-    it. Callbacks may call anything of the link; `poll` does nothing inside them.
+    it. A KeyboardInterrupt or CancelledError is passed on, and closes the link, too. Callbacks may
+    call anything of the link; `poll` does nothing inside them.
     """
 
     def frame(self, link: Link, header: bytes, nbytes: int) -> Landing | None:

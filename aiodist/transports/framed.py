@@ -309,9 +309,10 @@ class FramedLink(BaseLink):
             # at once, each would be one call deeper. So they are queued here, and leave after it
             # has returned.
             done()
-        except Exception as error:
+        except BaseException as error:
             self._failed(error)
-        self._busy = False
+        finally:
+            self._busy = False
         if self._outbox.backlog:
             self._flush()
         else:
@@ -347,9 +348,10 @@ class FramedLink(BaseLink):
                         kept.finished(frame)
                     if frame.done is not None:
                         frame.done()
-        except Exception as error:
+        except BaseException as error:
             self._failed(error)
-        self._busy = False
+        finally:
+            self._busy = False
         if kept is not None and not kept.limit:
             self._ask()
         if not (outbox.backlog or self._closed or self._broken):
@@ -481,9 +483,10 @@ class FramedLink(BaseLink):
         self._polling = True
         try:
             self._take(start, stop)
-        except Exception as error:
+        except BaseException as error:
             self._failed(error)
-        self._polling = False
+        finally:
+            self._polling = False
         if self._closed and not self._told:
             self._tell()
 

@@ -119,9 +119,10 @@ class BaseLink(Link):
             self._polling = True
             try:
                 moved = self._read()
-            except Exception as error:
+            except BaseException as error:
                 self._failed(error)
-            self._polling = False
+            finally:
+                self._polling = False
         if self._closed and not self._told:
             self._tell()
             return True
@@ -166,8 +167,15 @@ class BaseLink(Link):
         except Exception:
             log.exception("the receiver of %r failed in closed()", self)
 
-    def _failed(self, error: Exception) -> None:
-        """Log an error of a callback, or of the peer's protocol, and close."""
+    def _failed(self, error: BaseException) -> None:
+        """Log an error of a callback, or of the peer's protocol, and close.
+
+        Passes on what is no Exception, for example a KeyboardInterrupt.
+        """
+        if not isinstance(error, Exception):
+            # The position in the stream is lost. Left open, the link would be silent for ever.
+            self.close(ConnectionAbortedError(f"a callback was interrupted: {error!r}"))
+            raise error
         if isinstance(error, ProtocolError):
             told = getattr(self.receiver, "tells_why", False)  # then the receiver logs it
             level = logging.DEBUG if told else logging.WARNING

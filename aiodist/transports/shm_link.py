@@ -146,8 +146,10 @@ class ShmLink(FramedLink):
             return
         read = self._rings.read
         self._brief = True
-        self.poll()
-        self._brief = False
+        try:
+            self.poll()
+        finally:
+            self._brief = False
         if self._spared_at == read:  # no call has read since then
             self._spared_at = self._rings.read
 
