@@ -62,8 +62,11 @@ class Caller:
             # If this was cancelled, `dialing` may already be another call.
             if peer.dialing is asyncio.current_task():
                 peer.dialing = None
-        if why and peer.is_needed and not peer.is_linked:
-            self._endpoint.cut(peer.rank, peer.broken + why, is_over=is_over)
+        if why and not peer.is_linked:
+            if peer.is_needed:
+                self._endpoint.cut(peer.rank, peer.broken + why, is_over=is_over)
+            else:
+                peer.unreached()
 
     async def _call(self, peer: Peer) -> str:
         """Call `peer` until it answers. If it refuses for good, return why.

@@ -266,6 +266,7 @@ class Endpoint:
             peer.dialing.cancel()
         if peer.link is not None and not peer.link.is_closed:
             peer.link.close()
+        peer.drop()
         contexts = self.inboxes.open.values()
         despite_errors(*(partial(context.rank_lost, rank, reason) for context in contexts))
 

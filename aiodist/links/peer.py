@@ -226,6 +226,16 @@ class Peer:
                 dialing = endpoint.start_dialing(self)
                 self.dialing = None if dialing.done() else dialing  # it may have failed at once
 
+    def unreached(self) -> None:
+        """Make no link for the frames of `reach` any more, because none was made."""
+        self._once_linked += self._reaching
+        self._reaching.clear()
+
+    def drop(self) -> None:
+        """Drop what waits for a link, because the peer is lost. Some of it is memory of users."""
+        self._queue, self._reaching = [], []
+        self._once_linked.clear()
+
     @property
     def is_needed(self) -> bool:
         """Whether something waits for a connection that cannot be without it."""

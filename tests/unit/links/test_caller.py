@@ -53,6 +53,7 @@ class Home:
             link=None,
             calling=None,
             claim=Claim(0, 0),
+            unreached=lambda: None,
         )
         self.calls = 0
 

@@ -252,3 +252,19 @@ async def test_a_peer_hears_once_that_a_group_has_ended() -> None:
         pack_fields(kinds.FAREWELL, context, "enough") for context in (b"context1", b"context2")
     ]
     await endpoint.finish(0)
+
+
+async def test_what_waits_for_a_peer_does_not_pile_up() -> None:
+    endpoint = endpoint_of_two(Refusing())
+    peer = endpoint.peer(1)
+    for number in range(links_peer.MOST_ONCE_LINKED + 1):
+        peer.reach(b"%d" % number, asks=False)
+        assert peer.dialing is not None
+        await asyncio.wait({peer.dialing})
+    assert not endpoint.lost and not peer._reaching
+    assert len(peer._once_linked) == links_peer.MOST_ONCE_LINKED
+    peer.send(b"header", [memoryview(bytes(100))])
+    assert peer.held
+    endpoint.lose(1, "gone")
+    assert not peer.held and not peer._once_linked
+    await endpoint.finish(0)
