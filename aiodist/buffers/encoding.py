@@ -122,7 +122,7 @@ def encode(
         encoder = _Encoder(allow_pickle, None, refuses)
         try:
             written = core.write_value(value, sys.maxsize, encoder.leaf)
-        except Exception:
+        except (TypeError, ValueError):
             written = None  # the walk raises it again, and names the place
         if written is not None:
             return Encoded(written, encoder.buffers, tuple(encoder.specs))
@@ -169,7 +169,7 @@ def encode_within(
         else:
             encoder.put(value, "value", 0)
             meta = tokens.pack(encoder.tokens)
-    except Exception:
+    except (TypeError, ValueError):
         return None
     if meta is None:
         return None
@@ -191,7 +191,7 @@ class _Encoder:
         refuses: Callable[[Any], bool] | None = None,
         most: int = sys.maxsize,
     ) -> None:
-        self._room = most  # bytes that its arrays may still take
+        self._room = most  # bytes that may still come
         self.allow_pickle = allow_pickle  # whether other objects may travel, as pickles
         self._refuses = refuses  # whether `leaf` raises TypeError for a leaf
         self._packer: Any = None  # packs tokens for `leaf`
@@ -207,6 +207,7 @@ class _Encoder:
         # may be subclasses (np.float64 is a float, np.str_ is a str, True is an int). So we ask for
         # arrays before numbers, because a numpy scalar keeps its dtype.
         kind = type(value)
+        self._charge(len(value) if kind is str or kind is bytes else 1)
         if kind in PLAIN:
             self.tokens.append(value)
         elif kind is int:
@@ -230,7 +231,9 @@ class _Encoder:
         if flat is not None and (found := _described.get((value.dtype, value.shape))) is not None:
             meta, specs = found
             self.specs += specs
-            self._take(flat)
+            self._charge(flat.nbytes)
+            if flat.nbytes:
+                self.buffers.append(byte_view(flat))
             return bytearray(meta[1:])  # without the number of tokens
         if isinstance(value, np.generic) and value.dtype.kind in "biuf" and value.nbytes <= 8:
             self.tokens.append(tokens.scalar(value.dtype.name, value.tobytes()))
@@ -270,22 +273,22 @@ class _Encoder:
         if array is None:
             return False
         self.direct = self.direct and array.is_flat
-        flat = array.read()
         if array.kind == "scalar":
-            self.tokens.append(tokens.scalar(array.name, flat.tobytes()))
+            self.tokens.append(tokens.scalar(array.name, array.read().tobytes()))
             return True
+        self._charge(array.base.nbytes)  # before it is read, which may copy it
+        flat = array.read()
         kind: arrays.Kind = "torch" if array.kind == "torch" else "numpy"
         self.tokens.append(tokens.array(kind, array.name, array.shape))
         self.specs.append(Spec(kind, array.name, array.shape, flat.nbytes))
-        self._take(flat)
-        return True
-
-    def _take(self, flat: Flat) -> None:
-        self._room -= flat.nbytes
-        if self._room < 0:
-            raise ValueError("the arrays take more bytes than they may")
         if flat.nbytes:
             self.buffers.append(byte_view(flat))
+        return True
+
+    def _charge(self, nbytes: int) -> None:
+        self._room -= nbytes
+        if self._room < 0:
+            raise ValueError("the value takes more bytes than it may")
 
     def _container(self, value: Any, where: Where, depth: int) -> None:
         if depth > MAX_DEPTH:

@@ -28,27 +28,47 @@ CONSEQUENCES: tuple[type[AiodistError], ...] = (
 """Errors that a rank raises because another rank failed. A user looks for the cause instead."""
 
 
+_MARK = "_aiodist_consequence"
+
+
+def mark(error: BaseException) -> None:
+    """Note in `error` if it is a consequence, because pickling loses what led to it."""
+    if is_consequence(error):
+        error.__dict__[_MARK] = True
+
+
 def is_consequence(error: BaseException) -> bool:
     """Tell whether a rank raised `error` because another rank failed.
 
     An exception group is a consequence if all of its exceptions are. So is an exception that was
     raised from a consequence, or while one was handled.
     """
-    return _is_consequence(error, set())
+    return _is_consequence(error, {})
 
 
-def _is_consequence(error: BaseException, seen: set[int]) -> bool:
-    """`seen`: the ids of what came of `error`, because exceptions may refer to each other."""
+def _is_consequence(error: BaseException, known: dict[int, bool]) -> bool:
+    """`known`: what is known of exceptions, by their ids. Those that are looked at are in it, too,
+    because exceptions may refer to each other."""
+    chain: list[int] = []
     found: BaseException | None = error
-    while found is not None and id(found) not in seen:
-        seen.add(id(found))
-        if isinstance(found, CONSEQUENCES) or (
-            isinstance(found, BaseExceptionGroup)
-            and all(_is_consequence(each, seen.copy()) for each in found.exceptions)
-        ):
-            return True
+    result = False
+    while found is not None and not result:
+        if id(found) in known:
+            result = known[id(found)]
+            break
+        known[id(found)] = False
+        chain.append(id(found))
+        result = (
+            isinstance(found, CONSEQUENCES)
+            or _MARK in found.__dict__
+            or (
+                isinstance(found, BaseExceptionGroup)
+                and all(_is_consequence(each, known) for each in found.exceptions)
+            )
+        )
         found = found.__cause__ if found.__suppress_context__ else found.__context__
-    return False
+    known |= dict.fromkeys(chain, result)
+    return result
 
 
 SETTLE = 3.0

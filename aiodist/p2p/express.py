@@ -32,7 +32,7 @@ from aiodist.buffers.descriptions import Part, described, word
 from aiodist.buffers.encoding import encode_within
 from aiodist.buffers.tokens import Spec
 from aiodist.compiled import core
-from aiodist.errors import ProtocolError
+from aiodist.errors import AiodistError, ProtocolError
 from aiodist.links.endpoint import Endpoint
 from aiodist.p2p import frames as wire
 from aiodist.p2p.credit import EAGER, SHARED_BATCH, Key, MessageTag
@@ -57,7 +57,7 @@ TRIES: Final = 4
 
 KEPT: Final = 1024
 """The most forms of each kind that are kept. Each takes some 500 bytes, or 1 KiB with the longest
-tag."""
+tag, and those by metadata `REMEMBERED` more at most."""
 
 
 class MessageGroup(Protocol):
@@ -120,10 +120,14 @@ class P2PExpress:
 
         Raises TypeError or ValueError if `tag` is not a tag.
         """
+        link = self._link(dst)
+        if link is None:
+            return None
         form = self._form(self._sent, x)
-        data: memoryview | None
         if form is not None:
             text, data = form.text, arrays.window(x, form.spec.nbytes)
+            if data is None:
+                return None
         else:
             encoded = None if _is_array(x) else encode_within(x, self._most)
             if encoded is None:
@@ -131,9 +135,6 @@ class P2PExpress:
             form = self._value_form(len(encoded.meta), encoded.nbytes)
             text = _text_of(encoded.specs[:FEW])
             data = memoryview(b"".join((encoded.meta, *encoded.buffers)))
-        link = self._link(dst)
-        if link is None or data is None:
-            return None
         tag = _plain(tag)
         head, price, *_ = form[tag]
         # Pay first: a frame in the link cannot be taken back, but credit can.
@@ -178,14 +179,12 @@ class P2PExpress:
             form = self._learn(last_meta)
         value, is_value = out, False
         if out is None:
-            if form is None:
-                return None
-            value = _new(form.spec)
             is_value = type(form) is ValueForm
             # A stream hands on what is behind a message before this code could look at it. What the
             # ordinary way has to read must not come after that.
-            if is_value and link.rings is None:
+            if form is None or (is_value and link.rings is None):
                 return None
+            value = _new(form.spec)
         else:
             due = self._form(self._due, out)
             if due is None:
@@ -235,7 +234,8 @@ class P2PExpress:
         if is_value:
             try:
                 value, text = self._read(form, into)
-            except Exception:  # the ordinary way can read it, or says what is wrong
+            except (TypeError, ValueError, MemoryError, AiodistError):
+                # The ordinary way can read it, or says what is wrong.
                 self._came_otherwise(link, src, expected, form, into)
                 return None
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -44,9 +43,17 @@ class Exit(NamedTuple):
     @property
     def blames_another(self) -> bool:
         """Whether its last exception says that another rank failed, or one that led to it."""
-        words = self._words
-        before = (line for line, after in itertools.pairwise(words) if after in _LEADS_ON)
-        return any(_CONSEQUENCE.match(line) for line in (*before, *words[-1:]))
+        if _CONSEQUENCE.match(self.last_line):
+            return True
+        led, is_next, named = False, False, b""  # `named`: the exception of the traceback so far
+        for line in map(_without_frame, self.tail):
+            if line.startswith(b"Traceback (most recent call last):"):
+                led, is_next, named = led and is_next, False, b""
+            elif line in _LEADS_ON:
+                led, is_next = led or _CONSEQUENCE.match(named) is not None, True
+            elif not (named or line[:1].isspace()):
+                named = line
+        return led and named == self.last_line
 
     @property
     def waited_in_vain(self) -> bool:
@@ -56,12 +63,13 @@ class Exit(NamedTuple):
     @property
     def last_line(self) -> bytes:
         """The last line that it wrote; of a traceback, the exception."""
-        return self._words[-1] if self._words else b""
+        words = (line.strip(_FRAME) for line in reversed(self.tail))
+        return next((line for line in words if line), b"")
 
-    @property
-    def _words(self) -> list[bytes]:
-        """The last lines that it wrote, without the drawing of exception groups."""
-        return [words for line in self.tail if (words := line.strip(_FRAME))]
+
+def _without_frame(line: bytes) -> bytes:
+    """Return a line of a traceback without what an exception group draws before it."""
+    return re.sub(rb"^ *\| ?", b"", line)
 
 
 def distinct(

@@ -11,6 +11,7 @@ from typing import Any
 from distributed import Worker, WorkerPlugin, get_worker
 
 import aiodist
+from aiodist.launching import spawn
 from aiodist_dask.security import contexts
 
 
@@ -144,6 +145,7 @@ async def call(
             return (await function(group, *args, **options),)
         except BaseException as error:
             group.revoke()
+            spawn.mark(error)
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and not (task and task.cancelling()):
                 # Dask closes the connection on this error, as if the worker had died.

@@ -27,11 +27,22 @@ def test_first_failure_counts() -> None:
 
 WRAPPED = (
     *(*LOST, b"", b"The above exception was the direct cause of the following exception:", b""),
-    *(b"Traceback (most recent call last):", b"RuntimeError: the step failed"),
+    *(b"Traceback (most recent call last):", b"  File", b"RuntimeError: the step failed"),
 )
 
 
-@pytest.mark.parametrize("tail", [LOST, GROUPED, (*LOST, b""), WRAPPED])
+WRAPPED_IN_A_GROUP = (
+    b"  + Exception Group Traceback (most recent call last):",
+    b"  |   File",
+    b"  | ExceptionGroup: unhandled errors in a TaskGroup (1 sub-exception)",
+    b"  +-+---------------- 1 ----------------",
+    *(b"    | " + line for line in WRAPPED),
+    b"    +------------------------------------",
+)
+LOGGED = (b"ERROR: it went on", *WRAPPED)
+
+
+@pytest.mark.parametrize("tail", [LOST, GROUPED, (*LOST, b""), WRAPPED, WRAPPED_IN_A_GROUP])
 def test_consequences_come_last(tail: tuple[bytes, ...]) -> None:
     victim = Exit(0, 1, tail)
     assert victim.is_consequence
@@ -46,6 +57,8 @@ def test_consequences_come_last(tail: tuple[bytes, ...]) -> None:
         Exit(0, 1, OWN),
         Exit(0, -9, LOST),  # killed, whatever it said before
         Exit(0, 1, (*LOST, b"ValueError: while handling that")),
+        Exit(0, 1, (*LOGGED, *OWN)),
+        Exit(0, 1, (*LOGGED, b"the program's last words")),
         Exit(0, 1, (b"aiodist.errors.CollectiveTimeoutError: rank 2 did not come",)),
         Exit(0, 1, (b"aiodist.errors.PeerLostErrorOfMine: x",)),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import pickle
 import random
 import signal
 import socket
@@ -144,6 +145,19 @@ def test_what_came_of_a_consequence_is_one() -> None:
     assert spawn.is_consequence(wrapped)
     assert spawn.is_consequence(ExceptionGroup("tasks", [lost, handled]))
     assert not spawn.is_consequence(hidden)
+    spawn.mark(wrapped)
+    spawn.mark(hidden)
+    assert spawn.is_consequence(pickle.loads(pickle.dumps(wrapped)))
+    assert not spawn.is_consequence(pickle.loads(pickle.dumps(hidden)))
     one, other = ValueError("one"), ValueError("other")
     one.__cause__, other.__cause__ = ExceptionGroup("a ring", [other]), one
     assert not spawn.is_consequence(one)
+
+
+def test_many_groups_that_came_of_each_other() -> None:
+    error: Exception = ValueError("the first")
+    for _ in range(100):
+        group = ExceptionGroup("caught and raised again", [error])
+        group.__context__ = error
+        error = group
+    assert not spawn.is_consequence(error)
