@@ -76,7 +76,7 @@ class CollectiveOperations(OperationStarts):
                 try:
                     work = express.all_reduce(x, op, seconds, tag)
                 except BaseException as error:
-                    self._broken_off(error, is_collective=True)
+                    self._broken_off(error, may_be=True)
                     raise
                 if work is not None:
                     if type(work) is not UnseenWork:

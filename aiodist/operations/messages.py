@@ -9,13 +9,16 @@ from typing import Any, Never
 from aiodist import timeouts
 from aiodist.buffers import places
 from aiodist.composing import both
-from aiodist.errors import GroupClosedError
+from aiodist.errors import AiodistError, GroupClosedError
 from aiodist.operations.starts import OperationStarts
 from aiodist.p2p.point_to_point import Envelope, as_source, as_tag
 from aiodist.phases import base
 from aiodist.signatures import Signatures, typed
 from aiodist.types import ANY_SOURCE, ANY_TAG, AnyTag, Src
 from aiodist.work import Work
+
+_REFUSALS = (TypeError, ValueError, AiodistError, MemoryError)
+"""What a receive raises itself. Its message stays queued."""
 
 
 class MessageOperations(OperationStarts):
@@ -144,7 +147,7 @@ class MessageOperations(OperationStarts):
             work = None if partial else self._context.p2p_express.recv(src, tag, out)
             return work or self._recv(src, tag, out, partial, timeout)
         except BaseException as error:
-            self._broken_off(error)
+            self._broken_off(error, may_be=not isinstance(error, _REFUSALS))
             raise
 
     def _recv(
@@ -220,7 +223,7 @@ class MessageOperations(OperationStarts):
             if receiving is None:
                 receiving = self._recv(src, recv_tag, out, False, timeout, is_part=is_part)
         except BaseException as error:
-            self._broken_off(error)
+            self._broken_off(error, may_be=sending is not None and not isinstance(error, _REFUSALS))
             if sending is not None:
                 sending.cancel()
             raise

@@ -112,10 +112,10 @@ class OperationStarts(ABC):
                 settles=call.settles,
             ).for_user(context.records.unseen)
         except BaseException as error:
-            self._broken_off(error, is_collective=True)
+            self._broken_off(error, may_be=True)
             raise
 
-    def _broken_off(self, error: BaseException, *, is_collective: bool = False) -> None:
+    def _broken_off(self, error: BaseException, *, may_be: bool = False) -> None:
         """Abort the group if `error` may have broken a call off midway.
 
         That is the end of the stack, or what is no `Exception`, such as a KeyboardInterrupt of a
@@ -123,14 +123,15 @@ class OperationStarts(ABC):
         loop. So ranks might wait for ever, or the next call might take what this one has left. The
         others hear why. A call whose arguments were refused has begun nothing.
 
-        Of a collective, any other error means the same, such as a TimeoutError of a signal handler:
-        its number may not be used up.
+        `may_be`: any other error means the same, such as a TimeoutError of a signal handler. A
+        collective may not have used up its number, and a receive may have lost its message. But a
+        send may raise whatever code of the user does that makes a message of a value.
         """
         if failures.is_forgone(error):
             return
         if not isinstance(error, RecursionError):
             has_ended = self._context.ended is not None  # then no call begins anything
-            if not isinstance(error, Exception) or (is_collective and not has_ended):
+            if not isinstance(error, Exception) or (may_be and not has_ended):
                 self.abort(f"{type(error).__name__} broke a call off")
             return
         limit = sys.getrecursionlimit()

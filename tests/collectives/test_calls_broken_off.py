@@ -1,4 +1,4 @@
-"""A signal handler raises an ordinary exception at any place of a collective.
+"""A signal handler raises an ordinary exception at any place of a collective or a receive.
 
 No later call gets a wrong value: either all calls match as before, or the group has been aborted.
 """
@@ -16,6 +16,7 @@ import pytest
 from interrupts import Interrupt
 from sharing import sharing
 
+import aiodist
 from aiodist import Group
 
 ROOMS = (
@@ -62,6 +63,46 @@ async def test_no_later_call_gets_a_wrong_value(tag: str | None, first: int) -> 
                 calls = [result(group, np.full(length, step), tag) for group in ranks]
                 for value in await asyncio.gather(*calls):
                     assert isinstance(value, Exception) or value == [2 * step] * length
+        if not alarm.came:
+            break
+    assert broken_off > 5
+
+
+RECEIVES = (
+    *("p2p/express.py", "p2p/receiver.py", "p2p/flow.py", "p2p/credit.py", "p2p/delivery.py"),
+    *("transports/shm_link.py", "transports/shm_rings.py"),
+)
+
+
+@pytest.mark.parametrize("kind", ["array", "dict"])
+async def test_no_message_is_lost(kind: str) -> None:
+    broken_off = 0
+    for number in itertools.count(0, 3):
+        alarm, length = Alarm(RECEIVES, number), next(LENGTHS) % 1000 + 10
+        async with sharing(2) as (one, two):
+
+            def message(at: int, length: int = length) -> Any:
+                x = np.full(length, at)
+                return x if kind == "array" else {"x": x, "at": at}
+
+            def number_of(value: Any) -> int:
+                return int(value[0]) if kind == "array" else value["at"]
+
+            await two.send(message(0), 0)
+            assert number_of(await one.recv(src=1)) == 0  # it expects such messages now
+            works = [two.send(message(at), 0) for at in (1, 2, 3)]
+            found = []
+            try:
+                found.append(number_of(await alarm.of(partial(one.recv, src=1))))
+            except TimeoutError:
+                broken_off += 1
+            try:
+                while len(found) < 3:
+                    found.append(number_of(await one.recv(src=1)))
+            except aiodist.AiodistError:
+                assert one.closed
+            assert found == [1, 2, 3][: len(found)]
+            await asyncio.gather(*works, return_exceptions=True)
         if not alarm.came:
             break
     assert broken_off > 5
