@@ -296,7 +296,8 @@ class Group(Operations):
         All ranks call this, in the same order as `shrink` and `rendezvous`. It works on groups that
         lost ranks or were revoked, too. The coordinator decides when all ranks have called that it
         has not ruled lost. A call that is cancelled before that votes False. While the coordinator
-        is away, the call waits. If its time ends meanwhile, it votes False, too.
+        is away, the call waits. If its time ends meanwhile, the others get False or
+        CollectiveTimeoutError.
 
         Raises:
             CollectiveTimeoutError: a rank ran out of time. All ranks that have not heard the answer

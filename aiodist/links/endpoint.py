@@ -252,8 +252,9 @@ class Endpoint:
     # it, and ends with a link or with `cut`. A system that accepts no connection has some seconds,
     # and one that breaks them has some attempts. If a peer says that it has lost this rank, the
     # coordinator has a lease to say so, too. Only the answer of a process has no limit here,
-    # because it may be busy. The silence of its host breaks the connection, the end of the process
-    # is noticed, or its lease ends and the coordinator says so.
+    # because it may be busy (over TLS, it has some handshakes of 10 s). The silence of its host
+    # breaks the connection, the end of the process is noticed, or its lease ends and the
+    # coordinator says so.
 
     def lose(self, rank: int, reason: str) -> None:
         """Take `rank` for lost: fail what needs it, in every context."""

@@ -279,6 +279,10 @@ class Peer:
         link = self.link
         if link is None:
             return theirs.came == 0
+        if theirs.generation < self._generation:
+            # What lies in the link may show that the peer has heard of it since.
+            while link.came == self._came and link.taken <= theirs.came and link.poll():
+                pass
         if not link.lasts or link.is_closed or theirs.came < link.taken:
             return False  # the last: the peer has said since that more has come
         if not link.is_severed:

@@ -328,7 +328,7 @@ def _missing(wait: culprits.PendingOperation, entered: Mapping[culprits.Key, int
 
 def what(wait: Wait) -> str:
     """The operation, in words: "all_reduce tag 'loss' #57"."""
-    # Tags of bytes are aiodist's own, and mean nothing to the program.
-    is_own = wait.tag.startswith(("b'", 'b"'))
-    tag = "" if wait.tag == "None" or is_own else f" tag {wait.tag}"
+    if wait.tag.startswith(("b'", 'b"')):
+        return wait.op  # a tag of aiodist's own, which means nothing to the program
+    tag = "" if wait.tag == "None" else f" tag {wait.tag}"
     return f"{wait.op}{tag}" if wait.seq is None else f"{wait.op}{tag} #{wait.seq}"

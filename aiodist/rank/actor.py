@@ -265,9 +265,8 @@ class RankActor(EndpointOwner):
             )
             # What was told while it went may not have reached it.
             gone = {self.roots[rank] for rank in (*self.lost, *self.left)}
-            for root, reason in self.endpoint.lost.items():
-                if root not in gone:
-                    self.link_broke(root, reason, ended=False)
+            for root in self.endpoint.doubted - gone:
+                self.link_broke(root, self.endpoint.lost[root], ended=False)
 
     def link_broke(self, root: int, reason: str, ended: bool) -> None:
         """Tell the coordinator that there is no link to a peer. It rules which rank is lost."""

@@ -191,7 +191,7 @@ class Recovery:
     #
     # A rank that gives up has to say so, because a vote waits for all living ranks. This is a
     # request: the coordinator may have decided a moment before, and that decision stands for all.
-    # The request is lost if the connection breaks, and the vote is sent again. This does no harm to
+    # The request may be lost with its connection, and the vote is sent again. This does no harm to
     # a vote for the next epoch, because a later call finds the outcome. For `agree` it would, so
     # that vote says False by then.
 

@@ -83,7 +83,6 @@ class Outgoing:
         self.head = self.whole_head
         self.views = list(self.whole_views)
         self.left = len(self.head) + self.nbytes
-        self.begun = True
 
 
 class Outbox:
@@ -213,6 +212,8 @@ class Outbox:
         begun = list(again) if other._partial is None else [*again, other._partial]
         for frame in begun:
             frame.begin_again()
+        if begun:
+            begun[0].begun = True  # the peer has all frames before it, and none behind it
         self.sent_bytes += other.sent_bytes - sum([frame.nbytes for frame in again])
         self._urgent += [frame for frame in (*begun, *other._urgent) if frame.token is not but]
         self._bulk += other._bulk

@@ -7,6 +7,7 @@ import pytest
 from over_links import until
 
 import aiodist
+from aiodist.wire.recovery import Unreachable
 
 
 def test_one_of_the_two_is_lost_to_all(run, stage, everyone):
@@ -80,5 +81,24 @@ def test_a_report_that_is_lost_with_the_coordinator_is_made_again(run, stage, ev
             assert [group.size for group in shrunk] == [2, 2]
             assert isinstance(evicted, aiodist.GroupClosedError)
             assert await everyone(shrunk, lambda group: group.all_reduce(1)) == [2, 2]
+
+    run(main())
+
+
+def test_who_left_is_not_reported_to_a_coordinator_that_is_back(run, stage):
+    """It may not have heard of the leave yet, and would rule one of two healthy ranks lost."""
+
+    async def main():
+        async with stage() as cast:
+            ranks = await cast.start(2)
+            actor, told = ranks[1]._actor, []
+            await cast.stop_coordinator()
+            await until(lambda: actor.control.is_away)
+            actor.endpoint.lose(0, "it left the group")
+            actor.control.tell = told.append
+            await cast.start_coordinator()
+            await until(lambda: not actor.control.is_away)
+            del actor.control.tell
+            assert not [message for message in told if isinstance(message, Unreachable)]
 
     run(main())

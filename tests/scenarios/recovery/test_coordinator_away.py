@@ -120,6 +120,8 @@ def test_a_loop_that_ends_looks_for_it_no_more(run, stage):
             await asyncio.wait([looking])
             await asyncio.sleep(0)
             assert control._coming_back is None
+            with pytest.raises(aiodist.CoordinatorLostError, match="was cancelled"):
+                await group.store.set("k", b"")  # if the loop goes on
             await cast.kill(group)
             await cast.start_coordinator()
 

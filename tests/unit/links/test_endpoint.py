@@ -230,7 +230,6 @@ async def test_a_late_proof_of_an_abandoned_attempt_breaks_no_link(came: str) ->
         theirs.send(encode(pack_fields(kinds.REVOKE, b"context!", 0)))
     elif came == "an acknowledgement":
         theirs.send(own_frame(ACK, 1))
-    link.poll()
     is_old = came != "nothing"
     assert peer.make_way(Claim(0, 0)) is not is_old
     assert link.is_severed is not is_old

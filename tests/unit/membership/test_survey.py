@@ -61,7 +61,7 @@ def test_members_are_asked_and_the_culprit_is_named(two: Any) -> None:
     [
         (None, "split #3"),
         ("b'", 'split tag "b\'" #3'),
-        (b"made", "split #3"),
+        (b"made", "split"),
         (7, "split tag 7 #3"),
     ],
 )
