@@ -63,7 +63,7 @@ class Encoded:
     ) -> None:
         self.meta = meta
         self.buffers = buffers
-        self.nbytes = sum([b.nbytes for b in buffers])
+        self.nbytes = sum([b.nbytes for b in buffers]) if buffers else 0
         self.specs = specs
         self.gaps = gaps
         self.elsewhere = sum([s.nbytes for s in specs if s.kind == "device"]) if gaps else 0
@@ -162,6 +162,8 @@ def encode_within(
     None: the value is something else, or has a leaf that `refuses` says True to. `encode` says what
     is wrong, if anything is.
     """
+    if core is not None and (written := core.write_value(value, most)) is not None:
+        return Encoded(written, [], ())  # without arrays
     encoder = _Encoder(False, None, refuses, most)
     try:
         if core is not None:

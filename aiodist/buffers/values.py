@@ -181,19 +181,6 @@ class Incoming:
             return self._out
         return self.build([array.value for array in self.targets], numbers)
 
-    def read(self, data: memoryview) -> Any:
-        """Return the value with copies of its arrays, whose bytes are `data`, in order.
-
-        Raises TypeError if it has pickles, or an array that cannot be made here.
-        """
-        if self.has_pickles:
-            raise TypeError("pickles are read by `allocate` and `finish` only")
-        copies, at = [], 0
-        for spec in self.specs:
-            copies.append(_copy(spec, data, at))
-            at += spec.nbytes
-        return self.build(copies)
-
     def build(self, arrays: Sequence[Any], numbers: Sequence[Any] = ()) -> Any:
         """Return the value with these as its arrays, and as its numbers if they were taken out."""
         return _build(self._tree, arrays, numbers)
@@ -243,16 +230,6 @@ def outline(tree: Any, leaf: Callable[[Any], Any], depth: int = 0) -> Any:
         parts = [outline(item, leaf, depth + 1) for item in tree]
         return None if None in parts else ("list", *parts)
     return leaf(tree)
-
-
-def _copy(spec: Spec, data: memoryview, at: int) -> Any:
-    """Return a new array as `spec` says, with the bytes from `at` on."""
-    if spec.kind == "numpy":
-        return np.ndarray(spec.shape, carrier(spec.name), data, at).copy()
-    made = arrays.empty(spec.kind, spec.name, spec.shape, "value")
-    if spec.nbytes:
-        byte_view(made.read())[:] = data[at : at + spec.nbytes]
-    return made.value
 
 
 def _without_numbers(tree: Any, numbers: Iterator[int]) -> Any:
@@ -458,6 +435,50 @@ class _Reader:
             return tree
         items = [self._value(depth) for _ in range(count)]
         return items if code == tokens.LIST else tuple(items)
+
+
+def read(meta: memoryview, data: memoryview) -> tuple[Any, list[Spec]]:
+    """Return the value that `meta` describes, and its arrays. These are copied from `data`, where
+    their bytes are in order.
+
+    Raises ProtocolError, and TypeError if the value has pickles, or an array that cannot be made
+    here.
+    """
+    if core is not None and not data:
+        plain = core.read_value(meta)
+        if plain is not NotImplemented:
+            return plain, []
+    reader = _Copier(data)
+    value = reader.read(meta)
+    if reader.at != len(data):
+        raise ProtocolError(f"{len(data)} bytes came for arrays of {reader.at}")
+    return value, reader.specs
+
+
+class _Copier(_Reader):
+    """Makes the value at once, with new arrays."""
+
+    def __init__(self, data: memoryview) -> None:
+        super().__init__()
+        self._data = data
+        self.at = 0  # where the next array begins
+
+    def extension(self, code: int, data: bytes) -> Any:
+        leaf = super().extension(code, data)
+        if type(leaf) is _Pickled:
+            raise TypeError("pickles are read by `parse` only")
+        if type(leaf) is not _Leaf:
+            return leaf
+        spec, at = leaf.spec, self.at if leaf.index else 0
+        self.at = at + spec.nbytes
+        if self.at > len(self._data) or spec.kind == "device":
+            raise ProtocolError(f"the bytes of an array {spec} did not come")
+        if spec.kind == "numpy":
+            return np.ndarray(spec.shape, carrier(spec.name), self._data, at).copy()
+        made = arrays.empty(spec.kind, spec.name, spec.shape, "value")
+        if spec.nbytes:
+            byte_view(made.read())[:] = self._data[at : self.at]
+        return made.value
 
 
 def _is_key(key: Any) -> bool:

@@ -327,9 +327,7 @@ class Line:
 
     def _is_back(self, task: asyncio.Task[None]) -> None:
         self._coming_back = None
-        if (
-            task.cancelled()
-        ):  # its line or its loop ends, or a program cancels all
+        if task.cancelled():  # its line or its loop ends, or a program cancels all
             self._end(CoordinatorLostError("looking for the coordinator was cancelled"))
             return
         if (error := task.exception()) is not None:

@@ -233,7 +233,8 @@ class P2PExpress:
         text = form.text
         if is_value:
             try:
-                value, text = self._read(form, into)
+                value, specs = values.read(into[: form.described], into[form.described :])
+                text = _text_of(tuple(specs[:FEW]))
             except (TypeError, ValueError, MemoryError, AiodistError):
                 # The ordinary way can read it, or says what is wrong.
                 self._came_otherwise(link, src, expected, form, into)
@@ -257,15 +258,6 @@ class P2PExpress:
         work.source = src
         work.finish_within_call(value, self._note(work, text, src))
         return work
-
-    def _read(self, form: MessageForm, whole: memoryview) -> tuple[Any, bytes]:
-        """Return a value that has come, and the text for it. Raises an error if it cannot be read
-        so."""
-        meta, data = whole[: form.described], whole[form.described :]
-        value = values.parse(meta, max_bytes=self._context.max_message_bytes)
-        if value.nbytes != data.nbytes or value.has_foreign:
-            raise ProtocolError("its arrays are not behind its metadata")
-        return value.read(data), _text_of(tuple(value.specs[:FEW]))
 
     def _came_otherwise(
         self,
