@@ -39,6 +39,9 @@ each other rank, which asks rank 0 for it."""
 ARRAYS = {f"layer {number}": np.ones(100, np.float32) for number in range(100)}
 VALUES = {
     "a dict there and back": lambda group, x, tag: there_and_back(group, metrics()),
+    "and of an array": lambda group, x, tag: there_and_back(
+        group, metrics() | {"x": ARRAYS["layer 0"]}
+    ),
     "all_reduce of 100 arrays": lambda group, x, tag: group.all_reduce([*ARRAYS.values()]),
     "broadcast of tokens": lambda group, x, tag: group.broadcast(
         {"step": next(STEPS), "tokens": [*range(next(STEPS) % 999)]} if group.rank == 0 else None
