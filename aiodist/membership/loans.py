@@ -214,10 +214,11 @@ class Loans:
         self._give_state(room)
 
     def _give_state(self, room: Room, but: str = "") -> None:
-        """Let members fetch the newest state of another member that takes part in all their parts,
-        or, if there is none, the newest of all. `but`: a source that has just failed."""
+        """Let members fetch the state of another member that is newest in the parts that they take
+        part in. If several are equally new, one that covers all these parts is better. `but`: a
+        source that has just failed."""
         states = {
-            who: _rounds(member.state)
+            who: dict(zip(member.parts, member.state, strict=False))
             for who, member in room.members.items()
             if member.state is not None and not room.is_old(who, member.state)
         }
@@ -227,9 +228,14 @@ class Loans:
         for who, member in room.members.items():
             if member.wants_state and who not in served:
                 needs = {*member.parts}
+                # An old state that covers all parts is worth less: its receiver may soon miss
+                # rounds that no member keeps.
                 worth = {
-                    source: (needs.issubset(room.members[source].parts), reached)
-                    for source, reached in states.items()
+                    source: (
+                        sum(one.round for part, one in state.items() if part in needs),
+                        needs <= state.keys(),
+                    )
+                    for source, state in states.items()
                     if source != who
                 }
                 best = max(worth.values(), default=None)

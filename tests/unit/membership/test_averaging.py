@@ -440,19 +440,22 @@ def test_no_member_is_told_to_fetch_from_itself(members: Members) -> None:
     assert fetch.source.id == "id2"
 
 
-def test_the_state_comes_from_a_member_that_takes_part_in_all_parts_of_the_other_one(
-    members: Members,
+@pytest.mark.parametrize(
+    ("rounds", "source"), [((0, 0), "id1"), ((2, 0), "id1"), ((2, 1), "id2"), ((2, 2), "id2")]
+)
+def test_the_state_is_newest_in_the_parts_of_its_receiver_and_of_all_of_them_if_possible(
+    members: Members, rounds: tuple[int, int], source: str
 ) -> None:
     reached = members.reached(3)
-    members.enter(1, parts=("a",), reached=(reached,), state=(reached,))
-    members.enter(3, parts=("a", "b"), reached=(reached, reached))
+    members.enter(1, parts=("a", "x"), keep=9, reached=(reached,) * 2, state=(reached,) * 2)
+    members.enter(3, parts=("a", "b"), keep=9, reached=(reached, reached))
     [fetch] = members.told(3, a.AverageWantState())
     assert fetch.source.id == "id1"  # better than none
     members.told(3, a.AverageWantState(wanted=False))
-    older = (members.reached(1),) * 2
-    members.enter(2, parts=("b", "a"), keep=2, reached=older, state=older)
+    older = tuple(map(members.reached, rounds))
+    members.enter(2, parts=("b", "a"), keep=9, reached=older, state=older)
     [fetch] = members.told(3, a.AverageWantState())
-    assert fetch.source.id == "id2"
+    assert fetch.source.id == source
 
 
 def test_a_state_that_is_too_old_is_not_given(members: Members) -> None:
