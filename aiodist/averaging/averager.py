@@ -183,8 +183,8 @@ class Averager:
         self._fetches: dict[str | None, asyncio.Task[None]] = {}  # the newest of each part
         self._serves: dict[asyncio.Task[None], None] = {}
         self._unseen = Unseen()
-        # Calls that wait for a state; None: this member has one of its own now.
-        self._states: set[asyncio.Future[Kept | None]] = set()
+        # Calls that wait for a state, of another member or of this one.
+        self._states: set[asyncio.Future[Kept]] = set()
         connection.enter = self._enter
         connection.entered = self._entered
         connection.told = self._told
@@ -440,7 +440,7 @@ class Averager:
         self._kept = kept
         for done in self._states:  # calls of `state` that began before
             if kept is not None and not done.done():
-                done.set_result(None)
+                done.set_result(kept)
 
     @started
     async def state(self, *, timeout: float | None = None) -> AveragerState:
@@ -466,7 +466,7 @@ class Averager:
             if self._kept.reached == self._reached:
                 return AveragerState(self._kept.copied(), self._kept.rounds)
             self._drop_state()
-        done: asyncio.Future[Kept | None] = asyncio.get_running_loop().create_future()
+        done: asyncio.Future[Kept] = asyncio.get_running_loop().create_future()
         self._states.add(done)
         self._connection.say(wire.AverageWantState())
         try:
@@ -487,8 +487,8 @@ class Averager:
                 op="state",
             )
         found = done.result()
-        if found is None:
-            return await self.state(timeout=timeout)
+        if found.is_own:  # this member may be further already, if it has averaged meanwhile
+            return AveragerState(found.copied(), found.rounds)
         # In parts that the other member does not take part in, this one goes on where it was.
         for name in self._parts.keys() & found.reached.keys():
             self._parts[name].start_at(found.reached[name])

@@ -31,10 +31,11 @@ class AveragerState(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Kept:
     """A tree of the member's own, or a function that returns one. `reached`: by part, the last
-    result of which it is."""
+    result of which it is. `is_own`: whether this member has published it."""
 
     tree: Any
     reached: dict[str, Reached]
+    is_own: bool = True
 
     @property
     def rounds(self) -> dict[str, int]:
@@ -59,7 +60,7 @@ class Kept:
 def unpacked(found: tuple[Any, dict[str, tuple[int, bytes]]]) -> Kept:
     """What `packed` gave on another member."""
     tree, reached = found
-    return Kept(tree, {part: Reached(*one) for part, one in reached.items()})
+    return Kept(tree, {part: Reached(*one) for part, one in reached.items()}, is_own=False)
 
 
 def check_travels(tree: Any) -> None:

@@ -473,9 +473,13 @@ def test_a_member_that_waits_for_a_state_gets_one_that_it_publishes_itself(run: 
     async def main() -> None:
         async with members(1) as (avg,):
             for tree in 7, lambda: 7:
-                waits = avg.state(timeout=5)
+                waits, rounds = avg.state(timeout=5), avg.rounds
+                averages = avg.average(np.ones(1))  # also if it goes on meanwhile
                 await avg.publish_state(tree)
-                assert await waits == (7, avg.rounds)
+                await averages
+                assert await waits == (7, rounds)
+                assert avg.rounds != rounds
+                assert avg._kept is not None  # so that other members can have it
                 await avg.average(np.ones(1))  # so the first state is too old
 
     run(main())
