@@ -148,6 +148,9 @@ class Window:
 
         Raises the error of an operation of this rank that fails meanwhile. The other ranks do not
         wait for it.
+
+        Without `timeout`, it awaits the operations of this rank for as long as their own timeouts
+        allow, and then the other ranks for `op_timeout`.
         """
         self._group._check_loop()
         # Each fence has its own tag, because another fence may be called while this one waits.
@@ -157,18 +160,19 @@ class Window:
         context = self._group._context
         try:
             timeouts.check_timeout(timeout)
-            seconds = left = context.op_timeout if timeout is None else timeout
+            left = timeout
             if pending:
                 loop = asyncio.get_running_loop()
                 began = loop.time()
-                _, late = await asyncio.wait(
-                    pending, timeout=None if seconds == math.inf else seconds
-                )
+                # None: they have timeouts of their own, which may be longer than `op_timeout`.
+                limit = None if timeout == math.inf else timeout
+                _, late = await asyncio.wait(pending, timeout=limit)
                 if late:
                     missing = {pending[work] for work in late}
-                    text = f"operations of this rank were not answered within {seconds:g} s"
+                    text = f"operations of this rank were not answered within {timeout:g} s"
                     raise context.error(CollectiveTimeoutError, text, op="fence", missing=missing)
-                left = max(seconds - (loop.time() - began), LEAST_SECONDS)
+                if timeout is not None:
+                    left = max(timeout - (loop.time() - began), LEAST_SECONDS)
         except BaseException as error:
             self._group._forgo(error, tag)  # else the others would wait for the barrier in vain
             raise

@@ -226,6 +226,32 @@ def test_a_fence_does_not_wait_longer_than_its_timeout_for_operations(run, group
     run(main())
 
 
+def test_a_window_closes_after_operations_with_longer_timeouts_than_the_group(
+    run, groups, monkeypatch
+):
+    async def main():
+        async with groups(2) as ranks:
+            one, two = await windows_of(ranks, [np.zeros(2), np.zeros(2)])
+            for task in two._serving:
+                task.cancel()
+            await asyncio.wait(two._serving)
+            with monkeypatch.context() as patched:
+                patched.setattr(one._group._context, "op_timeout", 0.01)
+                waits = one.get(1, timeout=math.inf)
+                closing = asyncio.ensure_future(one.close())
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+                assert one._fences
+                with pytest.raises(aiodist.CollectiveTimeoutError):
+                    await one.get(1)  # fails after the time that the fence would have
+                assert not closing.done()
+            two._serving = [asyncio.ensure_future(two._serve(rank)) for rank in range(2)]
+            assert (await waits).tolist() == [0, 0]
+            await asyncio.gather(closing, two.close())
+
+    run(main())
+
+
 @pytest.mark.parametrize(
     ("call", "error", "words"),
     [
