@@ -171,8 +171,8 @@ class Window:
                     missing = {pending[work] for work in late}
                     text = f"operations of this rank were not answered within {timeout:g} s"
                     raise context.error(CollectiveTimeoutError, text, op="fence", missing=missing)
-                if timeout is not None:
-                    left = max(timeout - (loop.time() - began), LEAST_SECONDS)
+                if timeout is not None:  # rounded, because errors name it
+                    left = max(round(timeout - (loop.time() - began), 3), LEAST_SECONDS)
         except BaseException as error:
             self._group._forgo(error, tag)  # else the others would wait for the barrier in vain
             raise

@@ -10,6 +10,7 @@ import re
 import reprlib
 import weakref
 from array import array
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -248,6 +249,19 @@ def test_a_window_closes_after_operations_with_longer_timeouts_than_the_group(
             two._serving = [asyncio.ensure_future(two._serve(rank)) for rank in range(2)]
             assert (await waits).tolist() == [0, 0]
             await asyncio.gather(closing, two.close())
+
+    run(main())
+
+
+def test_the_error_of_a_fence_names_a_short_number_of_seconds(run, groups):
+    async def main():
+        async with groups(2) as ranks:
+            one, two = await windows_of(ranks, [np.zeros(2), np.zeros(2)])
+            one.get(1)
+            for fence in partial(one.fence, timeout=0.05), two.fence:
+                with pytest.raises(aiodist.CollectiveTimeoutError, match=r"within 0\.\d{1,3} s"):
+                    await fence()
+            await close_all([one, two])
 
     run(main())
 
