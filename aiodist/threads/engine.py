@@ -260,25 +260,26 @@ class Engine:
     def end(self) -> None:
         """Await all endings, because the process exits."""
 
-        async def left(what: object, leave: Callable[[], Awaitable[None]], until: float) -> None:
+        async def left(what: object, leave: Callable[[], Awaitable[None]], seconds: float) -> None:
             try:
-                async with asyncio.timeout_at(until):
+                async with asyncio.timeout(seconds):
                     await leave()
             except (Exception, asyncio.CancelledError) as error:
-                text = "%r was not left in good order within %g s: %s"
-                log.warning(text, what, EXIT_PATIENCE, in_words(error))
+                text = "%r was not left in good order within %.2g s: %s"
+                log.warning(text, what, seconds, in_words(error))
 
         async def end() -> None:
             until = self.loop.time() + EXIT_PATIENCE
             while self._endings:
+                # An ending that hangs takes only its share, so that the others have time, too.
+                share = (until - self.loop.time()) / len(self._endings)
                 ending = self._endings.pop()
-                await left(ending, ending, until)
+                await left(ending, ending, share)
             # Close the groups that the program has left open, because a process that just ends
             # looks to the others like one that has crashed. We do not close them one after the
             # other, because one may have to wait for a busy receiver.
-            until = self.loop.time() + EXIT_PATIENCE
             groups = [group for group in self._groups if not group.closed]
-            await asyncio.gather(*(left(group, group.close, until) for group in groups))
+            await asyncio.gather(*(left(group, group.close, EXIT_PATIENCE) for group in groups))
 
         if self.is_inherited:
             return
