@@ -47,7 +47,10 @@ class Feeding:
             with coming, coming.feeding():
                 try:
                     await work()
-                except (NobodyError, *AWAY) as error:  # a coordinator that is away may come back
+                except NobodyError:
+                    coming.starve()
+                    raise
+                except AWAY as error:  # the coordinator may come back
                     coming.starve()
                     raise NobodyError from error
 

@@ -17,7 +17,7 @@ from aiodist.channels.into import VersionReading
 from aiodist.channels.lots import Lot
 from aiodist.channels.pace import ParticipantPace
 from aiodist.channels.participant import Participant
-from aiodist.channels.search import FAILURES, NobodyError, Search
+from aiodist.channels.search import FAILURES, NobodyError, NoMemoryError, Search
 from aiodist.channels.slicing import Shares, Slicing
 from aiodist.errors import ProtocolError
 from aiodist.group import Group
@@ -95,9 +95,13 @@ class Fetching:
             if directory.is_gone(await participant.store.look(), releases):
                 self._forget_gone()
                 raise ValueError(f"the channel does not have version {version} any more")
-            with suppress(NobodyError):
+            try:
                 async with self._turn:
                     return await self._attempt(releases, reading)
+            except NoMemoryError:
+                missed = None  # participants may have it, and there may be memory later
+            except NobodyError:
+                pass
             now = participant.store.start, reading.coming.here if reading.coming else 0
             if now != missed:
                 missed, since = now, clock()

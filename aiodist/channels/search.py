@@ -21,6 +21,10 @@ class NobodyError(Exception):
     """No living participant could give a version."""
 
 
+class NoMemoryError(NobodyError):
+    """There is no memory here for a version, whoever may have it."""
+
+
 class Search:
     """Begins when it is made.
 
@@ -49,8 +53,8 @@ class Search:
             raise NobodyError
 
     def lose(self, place: LinePlace, error: BaseException) -> None:
-        """Note that a participant has failed. Raises the failure of this one, and NobodyError if
-        it has no memory."""
+        """Note that a participant has failed. Raises the failure of this one, and NoMemoryError
+        if it has no memory."""
         participant = self._participant
         participant.tasks.check()
         before, why = participant.trouble, str(error) or "it is not there any more"
@@ -59,7 +63,7 @@ class Search:
             # There may be some later, for example when an older version is not used any more.
             if why != before:
                 log.warning("channel %r: trying again and again: %s", participant.channel, why)
-            raise NobodyError from error
+            raise NoMemoryError from error
         log.info(
             "channel %r: version %d comes from another one: %s",
             participant.channel,

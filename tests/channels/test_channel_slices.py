@@ -203,6 +203,30 @@ def test_a_version_comes_after_there_was_no_memory_for_it(monkeypatch, caplog, s
     assert re.fullmatch(r".*trying again and again: no memory of \d+ bytes.*open files", warning)
 
 
+@pytest.mark.parametrize("shares", [1, 2])
+def test_a_stream_waits_longer_than_patience_for_memory(monkeypatch, shares):
+    stage = Stage(shares + 1)
+    clock, make = stage.sim.loop.time, memory.MemoryBlock
+
+    async def stream():
+        async with stage.subscriber() as weights:
+            await known(weights, 1)
+            free = clock() + 3 * PATIENCE
+
+            def fails(*args, **more):
+                if clock() < free:
+                    raise OSError(24, "Too many open files")
+                return make(*args, **more)
+
+            monkeypatch.setattr(memory, "MemoryBlock", fails)
+            names = [name async for name, _ in weights.stream(1)]
+            assert sorted(names) == ["bias", "layers.0"]
+            assert clock() > free
+        stage.done.set()
+
+    stage.play({**{at: stage.publish(at, shares) for at in range(shares)}, shares: stream()})
+
+
 def test_floats_of_another_dtype():
     stage = Stage(2)
 
