@@ -280,7 +280,7 @@ class Slicing:
 
     async def _asks(self, lot: Lot, search: Search) -> list[Ask]:
         """What to ask of which participant, with memory for it. Pieces that none has stay in
-        `todo`, and without memory all of them."""
+        `todo`. Raises NoMemoryError."""
         participant = self._participant
         me = self._me(lot)
         # Ask again each time, because a restarted coordinator has forgotten the line.
