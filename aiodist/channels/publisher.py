@@ -123,7 +123,7 @@ class Publisher:
         self._knows_before = False  # so far; another one may have had the place
         self._publishing = asyncio.Lock()
         self._closing: asyncio.Task[None] | None = None
-        self._lent: dict[int, Holding] = {}  # lent versions that may still have readers
+        self._lent: list[Holding] = []  # what is lent, and may still have readers
         participant.role = ChannelRole(
             met=partial(serving.meet, participant),
             own=self._own,
@@ -347,14 +347,14 @@ class Publisher:
         Raises TypeError or ValueError for a version that is no number of one.
         """
         version = directory.as_version(version)
-        holding = self._lent.get(version)
-        if holding is None:
-            return
-        self._participant.stock.drop(holding)
-        holding.recall()
-        await holding.gone.wait()
-        if self._lent.get(version) is holding:  # else it was lent again meanwhile
-            del self._lent[version]
+        # More than one if a version was lent again after a call that was cancelled.
+        lent = [one for one in self._lent if one.version == version]
+        for one in lent:
+            self._participant.stock.drop(one)
+            one.recall()
+        for one in lent:
+            await one.gone.wait()
+        self._lent = [one for one in self._lent if not one.gone.is_set()]
 
     async def _held(self, release: Release, memory: VersionMemory) -> Holding | None:
         """The version as others may read it, which closes `memory` in the end.
@@ -391,9 +391,9 @@ class Publisher:
         clock = asyncio.get_running_loop().time
         participant.stock.rations[holding] = Ration(release.nbytes, clock, 2 * BEAT)
         participant.stock.holdings[release.version] = holding
-        self._lent = {old: one for old, one in self._lent.items() if not one.gone.is_set()}
+        self._lent = [one for one in self._lent if not one.gone.is_set()]
         if release.lent:
-            self._lent[release.version] = holding
+            self._lent.append(holding)
         is_again = directory.may_be_again(participant.releases, release.version, self._share)
         adding = partial(directory.with_release, new=release, keep=self._keep, before=self._before)
         try:

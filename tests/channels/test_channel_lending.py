@@ -168,7 +168,15 @@ def test_a_version_that_is_lent_again_meanwhile_is_taken_back_again():
                 second = out._participant.stock.holdings[1]
             await taking
             assert not second.gone.is_set()
-            await out.take_back(1)
+            with second:
+                taking = asyncio.ensure_future(out.take_back(1))
+                await asyncio.sleep(0.1)
+                taking.cancel()
+                await out.publish(params, version=1, lend=True)
+                taking = asyncio.ensure_future(out.take_back(1))
+                await asyncio.sleep(0.1)
+                assert not taking.done()  # it waits for the arrays that were lent before, too
+            await taking
             assert second.gone.is_set()
             assert not out._lent
 
