@@ -22,6 +22,7 @@ from typing import Any, ClassVar, dataclass_transform, get_type_hints
 
 import msgpack
 
+from aiodist.errors import in_words
 from aiodist.wire.limits import MAX_SECONDS
 
 Check = Callable[[Any], Any]
@@ -177,8 +178,7 @@ def unpack(data: bytes) -> Any:
     try:
         return msgpack.unpackb(data, max_ext_len=0)
     except Exception as error:  # msgpack raises half a dozen unrelated types
-        what = f"msgpack with text keys, not {type(error).__name__}: {error}"
-        raise ValueError(what) from None
+        raise ValueError(f"msgpack with text keys ({in_words(error)})") from None
 
 
 def plain(value: Any) -> Any:

@@ -104,3 +104,11 @@ def test_a_struct_is_sent_as_its_fields() -> None:
     assert msgpack.unpackb(schema.pack({"a": [Pair(1, "b")]})) == {"a": [[1, "b"]]}
     with pytest.raises(TypeError, match="complex 1j cannot be sent"):
         schema.pack(1j)
+
+
+@pytest.mark.parametrize(
+    ("packed", "why"), [(b"\xc1", "FormatError"), (b"\x81\x01\x02", "ValueError: int is not .*")]
+)
+def test_an_error_says_why_bytes_are_no_msgpack(packed: bytes, why: str) -> None:
+    with pytest.raises(ValueError, match=rf"^msgpack with text keys \({why}\)$"):
+        schema.unpack(packed)
