@@ -16,7 +16,7 @@ from aiodist.coordinator.connection import Connection
 from aiodist.coordinator.encoding import Encoder
 from aiodist.coordinator.entrance import Entrance
 from aiodist.coordinator.totals import Totals
-from aiodist.errors import CoordinatorLostError
+from aiodist.errors import CoordinatorLostError, MessageTooLargeError, in_words
 from aiodist.membership.effects import Close, Disconnected, Event, Received, SendMessage
 from aiodist.transports.sparing import Sparing
 from aiodist.transports.surroundings import exact_time
@@ -35,6 +35,8 @@ from aiodist.wire.messages import (
     StatusRequest,
 )
 from aiodist.wire.returning import Rejoin, ViewWanted
+
+log = logging.getLogger("aiodist.coordinator")
 
 GOODBYE_SECONDS = 1.0
 """Seconds that members have to read the goodbye when the coordinator stops."""
@@ -65,7 +67,7 @@ class Clients:
         self.name: str
         self.incarnation: int  # the number of starts with that state file
         self.totals = Totals()
-        self.sparing = Sparing(logging.getLogger("aiodist.coordinator"))  # warns of strangers
+        self.sparing = Sparing(log)  # warns of strangers
         self._entrance: Entrance  # from `open` on
         self._connections: dict[int, Connection] = {}  # by number; those with a transport
         self._surveys: dict[int, asyncio.Future[Mapping[str, Any]]] = {}  # by number, too
@@ -137,8 +139,7 @@ class Clients:
             self._hear(Disconnected(number, "it has its answer"))
 
     def carry_out(self, effect: SendMessage | Close, encoder: Encoder) -> None:
-        # If a message cannot be sent, `Connection.send` closes the connection, and its end is the
-        # next event.
+        # If a connection is closed because of a message, its end is the next event.
         connection = self._connections.get(effect.conn)
         if connection is None:
             # The connection is gone, or it stands for a survey.
@@ -153,11 +154,18 @@ class Clients:
                 connection.expect_view()
             try:
                 frame = encoder.frame(effect.message, effect.request)
-            except ValueError as error:
-                # For example, there are too many groups for one status. The effects behind this
-                # one are still carried out, because other members would not hear of them.
-                refusal = Failed(Failure.TOO_LARGE, str(error)[:MAX_TEXT])
-                frame = encode_message(refusal, effect.request)
+            except Exception as error:
+                # The effects behind this one are still carried out, because other members would not
+                # hear of them.
+                kind = Failure.TOO_LARGE  # for example, there are too many groups for one status
+                if not effect.request or not isinstance(error, MessageTooLargeError):
+                    kind = Failure.INVALID
+                    log.exception("a %s message cannot be sent", type(effect.message).__name__)
+                if not effect.request:
+                    connection.close(f"a message to it cannot be sent: {in_words(error)}")
+                    return
+                # Not closed, because it would ask again over its next connection.
+                frame = encode_message(Failed(kind, str(error)[:MAX_TEXT]), effect.request)
             connection.send(frame)
 
     def _end_surveys(self, reason: str) -> None:
