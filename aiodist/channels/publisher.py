@@ -251,7 +251,7 @@ class Publisher:
             TypeError: a leaf cannot be sent, or the version is no int.
             JoinError: another publisher has taken this one's place.
             CoordinatorLostError: the coordinator is gone for good.
-            OSError, MemoryError: there is no memory.
+            MemoryError: there is no memory.
             CollectiveTimeoutError: `timeout` is over (a TimeoutError). Publish the same again to be
                 sure.
 
