@@ -100,14 +100,25 @@ class Fetching:
                     return await self._attempt(releases, reading)
             except NoMemoryError:
                 missed = None  # participants may have it, and there may be memory later
-            except NobodyError:
-                pass
+            except NobodyError as error:
+                # A publisher gives a version once, and then leaves it to others for a while.
+                if error.refused and await self._is_there(releases):
+                    missed = None
             now = participant.store.start, reading.coming.here if reading.coming else 0
             if now != missed:
                 missed, since = now, clock()
             elif clock() > since + participant.patience:
                 raise ValueError(f"no living participant has version {version} of the channel")
             pause = await self._pause(changed, pause)
+
+    async def _is_there(self, releases: Shares) -> bool:
+        """Whether all publishers of this version live, and say that they have it."""
+        places = [one.place for one in await self._participant.store.seats()]
+        heard = await self._participant.heard_of(places)
+        return len(heard) == len(releases) and all(
+            said is not None and said.newest == releases[0].version and said.whole > 0
+            for said in heard.values()
+        )
 
     async def _pause(self, changed: asyncio.Event, seconds: float | None) -> float:
         """Wait for news of the channel, for at most so long. Returns how long to wait the next

@@ -18,7 +18,11 @@ FAILURES = (AiodistError, OSError, MemoryError, NotThereError)
 
 
 class NobodyError(Exception):
-    """No living participant could give a version."""
+    """No living participant could give a version. `refused`: see `Search`."""
+
+    def __init__(self, *, refused: bool = False) -> None:
+        super().__init__()
+        self.refused = refused
 
 
 class NoMemoryError(NobodyError):
@@ -77,4 +81,4 @@ class Search:
         """Go to the end of the line, because no participant before `me` can help. Raises
         NobodyError if none behind it can, either."""
         if not await self._participant.gone_behind(me, coming, self.failed):
-            raise NobodyError
+            raise NobodyError(refused=self.refused)
