@@ -26,7 +26,7 @@ class NobodyError(Exception):
 
 
 class NoMemoryError(NobodyError):
-    """There is no memory here for a version, whoever may have it."""
+    """There is no memory here for a version, even if other participants have it."""
 
 
 class Search:

@@ -90,8 +90,8 @@ def test_a_chain_of_hosts_takes_one_copy_from_the_publisher():
 
 @pytest.mark.parametrize("seed", range(3))
 def test_every_second_one_dies_while_it_takes(seed):
-    """Those behind it take from others, and ask only for what they lack. The publisher refuses to
-    give the version a third time for as long as they need to find out who has it."""
+    """Those behind it take from others, and ask only for what they lack. The publisher does not
+    give the version a third time before they had time to ask the others."""
     stage = Stage(7, seed)
 
     async def dying(rank):
