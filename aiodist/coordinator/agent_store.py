@@ -26,7 +26,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 """Seconds before the store is asked again. They grow, because thousands of ranks may ask it."""
 
 _LONGEST_TIMEOUT = 1e6
-"""The longest timeout of the store in seconds, because it counts milliseconds in 32 bits."""
+"""The longest timeout of the store in seconds, because its timeouts are finite."""
 
 _EXIT_SECONDS = 2.0
 """Seconds that the end of the process waits for calls of the store."""

@@ -271,7 +271,9 @@ class P2PExpress:
         fields = (wire.EAGER, tag, False, form.described)
         try:
             landing = self._context.p2p.frame(src, fields, len(payload))
-        except ProtocolError as error:  # the sender had no credit left
+        except (ProtocolError, MemoryError) as error:
+            # The sender had no credit left, or the message cannot be kept, as if the link had read
+            # it.
             link.close(error)
             return
         if landing is not None and landing.memory is not None:

@@ -369,7 +369,7 @@ def test_a_cancelled_call(run, groups):
             assert float(await two.get(0, 0)) in (1.0, 2.0)
             assert x.min() == x.max()
             assert not out.any()
-            # Nothing is left of answers for which nobody waits, also if the other rank has taken a
+            # The mailbox keeps no answer that no call waits for, even if the other rank has taken a
             # request whose send was cancelled.
             gone = two._group.recv(src=0, tag=-1)
             gone.cancel()

@@ -42,6 +42,18 @@ def endpoint_of_two(dial: Any, lease: float = 15.0) -> Endpoint:
     return endpoint
 
 
+def linked(endpoint: Endpoint) -> tuple[StreamLink, socket.socket]:
+    """A link to peer 1, over which a frame was sent, and the socket at its other end."""
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    link = StreamLink(endpoint.loop, ours, kind="unix", peer_name="b")
+    link.start()
+    peer = endpoint.peer(1)
+    peer.attach(link, Claim(0, 0), dialled=False)
+    peer.send(pack_fields(kinds.REVOKE, b"context!", 0))
+    return link, theirs
+
+
 @pytest.mark.parametrize(
     "factory", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"]
 )
@@ -52,18 +64,12 @@ def test_a_connection_that_ends_with_its_last_bytes_is_found(factory: Any) -> No
     async def main() -> None:
         dial = Refusing()
         endpoint = endpoint_of_two(dial, lease=0.2)
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
-        link = StreamLink(endpoint.loop, ours, kind="unix", peer_name="b")
-        link.start()
-        peer = endpoint.peer(1)
-        peer.attach(link, Claim(0, 0), dialled=False)
-        peer.send(pack_fields(kinds.REVOKE, b"context!", 0))
+        _, theirs = linked(endpoint)
         theirs.send(encode(pack_fields(kinds.INQUIRE, b"context!", None, 0)))
         theirs.close()
         async with asyncio.timeout(20):
             await dial.called.wait()  # to make it again
-        assert not peer.is_linked
+        assert not endpoint.peer(1).is_linked
         await endpoint.finish(0)
 
     with asyncio.Runner(loop_factory=factory) as runner:
@@ -219,13 +225,8 @@ async def test_a_late_proof_of_an_abandoned_attempt_breaks_no_link(came: str) ->
     """It names as few links as a peer that has not heard of the present one. But over that link
     something has come."""
     endpoint = endpoint_of_two(Refusing())
-    ours, theirs = socket.socketpair()
-    ours.setblocking(False)
-    link = StreamLink(endpoint.loop, ours, kind="unix", peer_name="b")
-    link.start()
+    link, theirs = linked(endpoint)
     peer = endpoint.peer(1)
-    peer.attach(link, Claim(0, 0), dialled=False)
-    peer.send(pack_fields(kinds.REVOKE, b"context!", 0))
     if came == "a frame":
         theirs.send(encode(pack_fields(kinds.REVOKE, b"context!", 0)))
     elif came == "an acknowledgement":

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import aiodist
+from aiodist.buffers import values
 from aiodist.buffers.encoding import encode
 from aiodist.errors import ProtocolError
 from aiodist.p2p import frames
@@ -150,6 +151,24 @@ async def test_a_message_that_lies_about_its_arrays(transport: str) -> None:
             with pytest.raises(ProtocolError, match=r"but there are 64"):
                 await b.recv(src=0)
             assert same(x, (await there(a, b, x))[0])
+
+
+async def test_a_message_that_cannot_be_kept_ends_its_link(
+    transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the next receive would get the message behind it."""
+
+    def frame(*_: Any) -> Any:
+        raise MemoryError("no memory for a frame")
+
+    async with pair(transport) as (a, b):
+        for _ in range(2):
+            assert (await there(a, b, {"x": np.ones(3)}))[0]["x"].tolist() == [1] * 3
+        a.send({"x": np.ones(3)}, 1)
+        monkeypatch.setattr(values, "read", frame)
+        monkeypatch.setattr(b._context.p2p, "frame", frame)
+        with pytest.raises(aiodist.PeerLostError, match="no memory for a frame"):
+            await b.recv(src=0)
 
 
 async def test_numbers_may_change_and_lengths_too(transport: str) -> None:
