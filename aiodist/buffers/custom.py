@@ -65,11 +65,8 @@ class CustomKernel:
 
     def combine(self, into: Flat, a: Flat, b: Flat) -> None:
         """Compute ``into = f(a, b)``, with `a` from lower ranks. `into` may be `a` or `b`."""
-        # The function may write into its first argument and return it, or keep the second. Both are
-        # copies, so that neither the user's array nor data for another rank changes.
         for kind, shape, start, stop in self._pieces(len(into)):
-            first = self._call(kind, shape, a[start:stop].copy(), b[start:stop].copy())
-            into[start:stop] = first.reshape(-1)
+            into[start:stop] = self._call(kind, shape, a[start:stop], b[start:stop])
 
     def store(self, acc: Flat, out: Flat, size: int) -> None:
         """Copy `acc` to `out`."""
@@ -78,9 +75,9 @@ class CustomKernel:
     def reduce(self, operands: Sequence[Flat], out: Flat, size: int) -> None:
         """Compute ``out = f(f(operands[0], operands[1]), …)``. `out` may be one of the operands."""
         for kind, shape, start, stop in self._pieces(len(out)):
-            acc = operands[0][start:stop].copy()
+            acc = operands[0][start:stop]
             for operand in operands[1:]:
-                acc = self._call(kind, shape, acc, operand[start:stop].copy()).reshape(-1)
+                acc = self._call(kind, shape, acc, operand[start:stop])
             out[start:stop] = acc
 
     # An elementwise function does not see the bounds of the arrays: they are joined, cut anywhere,
@@ -101,10 +98,14 @@ class CustomKernel:
             start = stop
 
     def _call(self, kind: Kind, shape: tuple[int, ...], a: Flat, b: Flat) -> Flat:
-        """Return f of two flat arrays, which may be overwritten: a new array, or `a`."""
-        left, right = over(a, kind, self.name, shape), over(b, kind, self.name, shape)
+        """Return f of two flat arrays, flat. The function may write to the result in its next call.
+
+        It may also write into its first argument and return it, or keep its arguments. So both are
+        copies, because neither the user's array nor data for another rank may change.
+        """
+        left, right = (over(x.copy(), kind, self.name, shape) for x in (a, b))
         result = self._take(self._function(left, right), shape)
-        return np.ascontiguousarray(result.base, self.dtype)
+        return np.ascontiguousarray(result.base, self.dtype).reshape(-1)
 
     def _take(self, result: Any, shape: tuple[int, ...]) -> UserArray:
         where = f"the result of the operator {self._label}"

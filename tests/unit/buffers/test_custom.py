@@ -37,6 +37,26 @@ def test_inputs_are_never_altered(elementwise: bool) -> None:
     assert all(np.array_equal(x, y) for x, y in zip(xs, kept, strict=True))
 
 
+@pytest.mark.parametrize("elementwise", [False, True])
+def test_results_may_be_one_array_or_read_only(elementwise: bool) -> None:
+    result = np.empty(4)
+
+    def into_one_array(a: Any, b: Any) -> Any:
+        result[...] = 0
+        result[...] += a - b
+        return result
+
+    def read_only(a: Any, b: Any) -> Any:
+        a -= b
+        return np.frombuffer(a.tobytes())
+
+    xs = [np.arange(4.0) * r for r in (5, 2, 1)]
+    for f in (into_one_array, read_only):
+        out = np.empty(4)
+        kernel(f, (4,), elementwise=elementwise).reduce(xs, out, 3)
+        assert out.tolist() == [0, 2, 4, 6]
+
+
 @pytest.mark.parametrize("alias", [0, 1, 2])
 def test_out_may_be_an_operand(alias: int) -> None:
     xs = [np.arange(4.0) * r for r in (5, 2, 1)]
