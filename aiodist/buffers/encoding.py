@@ -38,7 +38,7 @@ from aiodist.buffers.tokens import MAX_DEPTH, PLAIN, Spec
 from aiodist.compiled import core
 
 _KEPT: Final = 1024
-"""How many are kept."""
+"""How many are kept. Then all are dropped in one step, because ranks may run in several threads."""
 _described: Final[dict[tuple[Any, Any], tuple[bytes, tuple[Spec, ...]]]] = {}
 """Metadata and specs of recent values that are one flat array, by its dtype and shape."""
 
@@ -141,7 +141,7 @@ def _keep(array: Any, meta: bytes, specs: tuple[Spec, ...]) -> None:
     One of the other byte order has the same name, but its bytes have to be turned each time.
     """
     if len(_described) >= _KEPT:
-        del _described[next(iter(_described))]
+        _described.clear()
     _described[array.dtype, array.shape] = meta, specs
 
 

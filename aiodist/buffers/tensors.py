@@ -76,8 +76,8 @@ def dtype_name(dtype: Any) -> str | None:
         name = str(dtype).removeprefix("torch.")
         if name not in TORCH:
             return None
-        _names[dtype] = name
         _carriers[dtype] = carrier(name)
+        _names[dtype] = name  # last, because other threads look here first
     return name
 
 

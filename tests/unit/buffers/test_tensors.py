@@ -408,3 +408,18 @@ def test_a_tensor_for_which_there_is_no_memory() -> None:
         tensors.empty(torch, "float32", (1 << 46,))  # more than there are addresses
     with pytest.raises(RuntimeError, match="negative"):
         tensors.empty(torch, "float32", (-1,))
+
+
+def test_another_thread_may_ask_while_a_dtype_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.ones(3)
+    found: list[Any] = []
+
+    class Asked(dict[Any, Any]):
+        def __setitem__(self, key: Any, value: Any) -> None:
+            super().__setitem__(key, value)
+            found.append(tensors.plain(x))  # as another thread does at this moment
+
+    monkeypatch.setattr(tensors, "_names", Asked())
+    monkeypatch.setattr(tensors, "_carriers", {})
+    assert tensors.dtype_name(x.dtype) == "float32"
+    assert [memory.tolist() for memory in found] == [[1, 1, 1]]
