@@ -48,7 +48,7 @@ def check_scalar(value: Any, op: ReduceOp) -> Scalar:
         if not (kind is int and op.name == "AVG"):
             Kernel.of(op, _DTYPES[kind])
     if kind is int:
-        _check_range(value, f"the value {value} given to {op}")
+        _check_range(value, f"{_shown(value)} given to {op}")
     plain: Scalar = value
     return plain
 
@@ -89,7 +89,7 @@ def _reduce_ints(values: Sequence[int], op: ReduceOp) -> int | float:
     if op.name == "AVG":
         return sum(values) / len(values)
     result: int = _INTS[op.name](values, op.factor)
-    _check_range(result, f"{op} over {len(values)} ranks, {result},")
+    _check_range(result, f"{op} over {len(values)} ranks, {_shown(result)},")
     return result
 
 
@@ -124,13 +124,19 @@ def _custom(op: ReduceOp, a: Scalar, b: Scalar) -> Scalar:
         result = result.item()
     if type(result) is not type(a):
         raise TypeError(
-            f"{op} got two numbers of type {type(a).__name__} and returned {result!r}: "
+            f"{op} got two numbers of type {type(a).__name__} and returned {_shown(result)}: "
             "it must return that type"
         )
     if type(result) is int:
-        _check_range(result, f"{op}, {result},")
+        _check_range(result, f"{op}, {_shown(result)},")
     plain: Scalar = result
     return plain
+
+
+def _shown(value: Any) -> str:
+    """Describe a value in an error, because Python refuses to print ints of thousands of digits."""
+    is_long = isinstance(value, int) and value.bit_length() > 200
+    return f"an int of {value.bit_length()} bits" if is_long else repr(value)
 
 
 def _check_range(value: int, what: str) -> None:

@@ -12,6 +12,7 @@ from aiodist.buffers.scalars import check_scalar, reduce_scalars
 from aiodist.types import ReduceOp
 
 BIG = 2**62
+HUGE = 10**5000  # Python does not print it
 
 
 @pytest.mark.parametrize(
@@ -63,6 +64,8 @@ def test_nan_propagates() -> None:
         ([BIG, BIG], ReduceOp.SUM, "SUM over 2 ranks, 9223372036854775808, does not fit"),
         ([BIG, -BIG], ReduceOp.PRODUCT, "PRODUCT over 2 ranks"),
         ([BIG, BIG], ReduceOp.custom(lambda a, b: a + b, name="plus"), "custom:plus"),
+        ([BIG] * 240, ReduceOp.PRODUCT, "over 240 ranks, an int of 14881 bits, does not fit"),
+        ([1, 1], ReduceOp.custom(lambda a, b: HUGE), ", an int of 16610 bits, does not fit"),
     ],
 )
 def test_overflow_names_the_operator(values: list[int], op: ReduceOp, words: str) -> None:
@@ -75,6 +78,7 @@ def test_overflow_names_the_operator(values: list[int], op: ReduceOp, words: str
     [
         (2**63, ReduceOp.SUM, OverflowError, "given to SUM does not fit in 64 bits"),
         (-(2**63) - 1, ReduceOp.MIN, OverflowError, "does not fit"),
+        pytest.param(HUGE, ReduceOp.SUM, OverflowError, "16610 bits given to SUM does", id="huge"),
         (True, ReduceOp.SUM, TypeError, "SUM has no meaning for bool: LAND"),
         (1.5, ReduceOp.BAND, TypeError, "BAND has no meaning for float64"),
         (1j, ReduceOp.MAX, TypeError, "MAX has no meaning for complex128"),
@@ -99,3 +103,5 @@ def test_mixed_types_are_refused() -> None:
 def test_custom_operators_must_keep_the_type() -> None:
     with pytest.raises(TypeError, match=r"two numbers of type int and returned 0\.5"):
         reduce_scalars([1, 2], ReduceOp.custom(lambda a, b: a / b))
+    with pytest.raises(TypeError, match="type float and returned an int of 16610 bits"):
+        reduce_scalars([1.0, 2.0], ReduceOp.custom(lambda a, b: HUGE))
