@@ -20,7 +20,8 @@ _AT_ONCE = 1 << 16
 def convert(source: NDArray[np.generic], name: str, into: UserArray) -> None:
     """Write the elements of `source`, a carrier array of dtype `name`, to `into`.
 
-    They are rounded to nearest, ties to even. Both dtypes are in FLOATS, and both have one shape.
+    They are rounded to nearest, ties to even. From float64 to bfloat16 they are rounded twice, by
+    way of float32, as torch does. Both dtypes are in FLOATS, and both have one shape.
     """
     if name == into.name:
         np.copyto(into.base, source)
