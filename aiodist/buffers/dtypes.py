@@ -90,8 +90,8 @@ _NAMES: Final[dict[DType, str]] = {
     for order in (dtype, dtype.newbyteorder(">"))
 }
 
-_TIMES = re.compile(r"(?:datetime64|timedelta64)(?:\[(?:[1-9]\d{0,8})?(?:[YMWDhms]|[munpfa]s)\])?")
-_STRINGS = re.compile(r"[SU][1-9]\d{0,8}")
+_TIMES = re.compile(r"(?:datetime64|timedelta64)(?:\[(?:[1-9]\d{0,9})?(?:[YMWDhms]|[munpfa]s)\])?")
+_STRINGS = re.compile(r"[SU][1-9]\d{0,9}")
 
 
 def name_of(dtype: DType) -> str | None:
@@ -118,7 +118,9 @@ def carrier(name: str) -> DType:
         return known
     if _TIMES.fullmatch(name) or _STRINGS.fullmatch(name):
         try:
-            return _little(np.dtype(name))
+            found = _little(np.dtype(name))
+            if name_of(found) == name:  # the name of "datetime64[1s]" is "datetime64[s]"
+                return found
         except (TypeError, ValueError):  # for example a string longer than numpy allows
             pass
     raise LookupError(f"no dtype {name!r} here")

@@ -8,7 +8,13 @@ import pytest
 from aiodist.buffers.dtypes import CARRIERS, carrier, name_of
 
 
-@pytest.mark.parametrize("dtype", ["<i8", ">i8", "=i8", "?", "<f2", ">c16", "M8[ns]", "S3", "<U2"])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        *("<i8", ">i8", "=i8", "?", "<f2", ">c16", "M8[ns]", "S3", "<U2"),
+        *("M8[2147483647s]", ">m8[1000000000ms]", "S2147483647", "U536870911"),  # the longest
+    ],
+)
 def test_a_name_leads_to_a_carrier_of_the_same_elements(dtype: str) -> None:
     name = name_of(np.dtype(dtype))
     assert name is not None
@@ -23,7 +29,11 @@ def test_what_does_not_travel_has_no_name(dtype: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["S", "S0", "S007", "U1000000000000", "datetime64[parsec]", "i8", ""]
+    "name",
+    [
+        *("S", "S0", "S007", "U1000000000000", "datetime64[parsec]", "i8", ""),
+        *("datetime64[1s]", "datetime64[4294967297s]", "U4294967297"),
+    ],
 )
 def test_each_dtype_has_one_name(name: str) -> None:
     with pytest.raises(LookupError, match="no dtype"):
