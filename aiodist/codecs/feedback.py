@@ -13,10 +13,10 @@ from aiodist.codecs.base import Bytes, Codec, Floats
 class ErrorFeedback:
     """What the codings of one array have lost so far: add it to the next values, and code these.
 
-    Without error feedback, small values are lost each time. With it they are only late: after any
+    Without error feedback, small values are lost each time. With it they are only late. After any
     number of codings, the sum of the decoded values differs from the sum of the values by at most
-    `residual`. If a value is not finite, its `residual` becomes 0, so that one NaN does not stay
-    for ever.
+    `residual`, up to rounding. If a value is not finite, its `residual` becomes 0, so that one NaN
+    does not stay for ever.
 
     Sources: Seide et al., "1-bit stochastic gradient descent", 2014; Karimireddy et al., "Error
     feedback fixes SignSGD", 2019.
