@@ -42,29 +42,36 @@ class Exit(NamedTuple):
 
     @property
     def blames_another(self) -> bool:
-        """Whether its last exception says that another rank failed, or one that led to it."""
-        if _CONSEQUENCE.match(self.last_line):
-            return True
-        led, is_next, named = False, False, b""  # `named`: the exception of the traceback so far
-        for line in map(_without_frame, self.tail):
-            if line.startswith(b"Traceback (most recent call last):"):
-                led, is_next, named = led and is_next, False, b""
-            elif line in _LEADS_ON:
-                led, is_next = led or _CONSEQUENCE.match(named) is not None, True
-            elif not (named or line[:1].isspace()):
-                named = line
-        return led and named == self.last_line
+        """Whether its exception says that another rank failed, or one that led to it."""
+        named, led = _raised(self.withheld or self.tail)
+        return _CONSEQUENCE.match(self.error) is not None or (led and named == self.error)
 
     @property
     def waited_in_vain(self) -> bool:
-        """Whether its last line says that too few ranks came for a group."""
-        return self.last_line.startswith(b"aiodist.errors.JoinTimeoutError")
+        """Whether its exception says that too few ranks came for a group."""
+        return self.error.startswith(b"aiodist.errors.JoinTimeoutError")
 
     @property
-    def last_line(self) -> bytes:
-        """The last line that it wrote; of a traceback, the exception."""
+    def error(self) -> bytes:
+        """The exception of a traceback that it has just written; else the last line of all.
+
+        More lines may follow that of the exception: of its text, its notes, or an exit handler.
+        """
         words = (line.strip(_FRAME) for line in reversed(self.tail))
-        return next((line for line in words if line), b"")
+        return _raised(self.withheld)[0] or next((line for line in words if line), b"")
+
+
+def _raised(lines: Iterable[bytes]) -> tuple[bytes, bool]:
+    """Return the exception of the last traceback, and whether a consequence led to it."""
+    led, is_next, named = False, False, b""
+    for line in map(_without_frame, lines):
+        if line.startswith(b"Traceback (most recent call last):"):
+            led, is_next, named = led and is_next, False, b""
+        elif line in _LEADS_ON:
+            led, is_next = led or _CONSEQUENCE.match(named) is not None, True
+        elif not (named or line[:1].isspace()):
+            named = line
+    return named, led
 
 
 def _without_frame(line: bytes) -> bytes:

@@ -50,6 +50,25 @@ def test_consequences_come_last(tail: tuple[bytes, ...]) -> None:
     assert cause([victim]) == victim
 
 
+LONG = (
+    *(b"Traceback (most recent call last):", b"  File", b"    await group.barrier()"),
+    b"aiodist.errors.PeerLostError: rank 1 is lost: RuntimeError: CUDA error",
+    b"For debugging consider passing CUDA_LAUNCH_BLOCKING=1 [group 'world']",
+)
+
+
+@pytest.mark.parametrize("more", [(), (b"a note",), (b"", b"wandb: synced 3 files")])
+@pytest.mark.parametrize("raised", [LONG, LOST, WRAPPED, WRAPPED_IN_A_GROUP])
+def test_lines_after_that_of_the_exception_hide_no_consequence(
+    raised: tuple[bytes, ...], more: tuple[bytes, ...]
+) -> None:
+    victim = Exit(0, 1, (b"before", *raised, *more), (*raised, *more))
+    assert victim.is_consequence
+    assert victim.error in (raised[-1], LONG[-2], b"RuntimeError: the step failed")
+    raised = (*raised, *more, *OWN, *more)
+    assert not Exit(0, 1, raised, raised).is_consequence
+
+
 @pytest.mark.parametrize(
     "exit",
     [
