@@ -244,7 +244,7 @@ def leaves(error: BaseException) -> Iterator[BaseException]:
 
 
 def in_words(error: BaseException, *, located: bool = True) -> str:
-    """Return the class and the text of an exception, to tell others.
+    """Return the class and the text of an exception in one line, to tell others.
 
     An exception group gives those of its leaves, because its own text only says how many there are.
     With `located`, aiodist's own errors say the group and operation, too.
@@ -253,6 +253,7 @@ def in_words(error: BaseException, *, located: bool = True) -> str:
     for leaf in leaves(error):
         try:
             text = leaf.message if isinstance(leaf, AiodistError) and not located else str(leaf)
+            text = " ".join(text.splitlines())
         except Exception:  # of the exception's own __str__
             text = ""
         words.append(f"{type(leaf).__name__}: {text}" if text else type(leaf).__name__)

@@ -105,6 +105,7 @@ GROUP = ExceptionGroup(
     [
         (ValueError("no"), "ValueError: no"),
         (ValueError(), "ValueError"),
+        (RuntimeError("CUDA error\nFor debugging\n"), "RuntimeError: CUDA error For debugging"),
         (GROUP, "ValueError: no; KeyError; OSError: no"),
         (ExceptionGroup("the same", [ValueError("no"), ValueError("no")]), "ValueError: no"),
         (BaseExceptionGroup("any", [KeyboardInterrupt()]), "KeyboardInterrupt"),
