@@ -126,10 +126,11 @@ def push(
         pushing.check_source(source, all_files=all_files, watch=watch)
         async with publisher(channel, address=address, timeout=timeout, **_options(address)) as out:
             pusher = Pushing(out, source, all_files=all_files, first=version)
+            clock = asyncio.get_running_loop().time
             if watch:
-                await pusher.watch(Watch(), asyncio.get_running_loop().time)
+                await pusher.watch(Watch(), clock)
             else:
-                number, content = await pusher.once()
+                number, content = await pusher.once(Watch(), clock)
                 await pushing.serve(out, number, content, math.inf if until is None else until)
 
     _run("push", run(), address, (tls_ca, tls_cert, tls_key), serves=True)

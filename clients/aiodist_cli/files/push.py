@@ -42,11 +42,17 @@ class Pushing:
         self._last = ""  # the id of what was published last
         self._said: set[str] = set()
 
-    async def once(self) -> tuple[int, str]:
-        """Publish what is there now: its number, and its id. Raises RefusedError, IncompleteError,
-        OSError, and what `Publisher.publish` does."""
-        files = reading.listing(self._source)
-        folder = checkpoints.candidates(files)[0]
+    async def once(
+        self, watch: Watch, clock: Callable[[], float], every: float = EVERY
+    ) -> tuple[int, str]:
+        """Publish the newest checkpoint once it has settled: its number, and its id. Raises
+        RefusedError, IncompleteError, OSError, and what `Publisher.publish` does."""
+        while True:
+            files = await asyncio.to_thread(reading.listing, self._source)
+            folder = checkpoints.candidates(files)[0]
+            if folder in watch.look(clock(), files) or not files:
+                break
+            await asyncio.sleep(every)
         found = await self._read(folder, checkpoints.within(files, folder))
         return await self._publish(found), found.version.id
 

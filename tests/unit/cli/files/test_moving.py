@@ -23,6 +23,9 @@ from aiodist_cli.files.pull import FailedError, Pulling, pause_after
 from aiodist_cli.files.push import Pushing
 from aiodist_cli.files.tree import Source
 
+NOW = Watch(0.0), lambda: 0.0
+"""What there is has settled."""
+
 
 def content(path: Path) -> dict[str, bytes]:
     return {
@@ -129,7 +132,7 @@ async def test_a_checkpoint_arrives_byte_for_byte(
     for name, data in {"m.safetensors": model, "sub/x.json": b"{}", "optimizer.pt": b"P"}.items():
         (checkpoint / name).write_bytes(data)
     async with aiodist.publisher("policy", address=channel) as out:
-        number, content_id = await Pushing(out, checkpoint, all_files=False, first=7).once()
+        number, content_id = await Pushing(out, checkpoint, all_files=False, first=7).once(*NOW)
         assert number == 7
         await writable(checkpoint / "m.safetensors")
         for name in ("one", "two"):
@@ -140,7 +143,7 @@ async def test_a_checkpoint_arrives_byte_for_byte(
         await push.serve(out, number, content_id, 1)
         await lines.until("version 7: on 1 of 1 hosts")
         await lines.until("left out, because they can run code: optimizer.pt")
-        assert await Pushing(out, checkpoint, all_files=True).once() != (7, content_id)
+        assert await Pushing(out, checkpoint, all_files=True).once(*NOW) != (7, content_id)
         async with pulling(channel, tmp_path / "one", all_files=True) as puller:
             await puller.once()
         assert content(tmp_path / "one").keys() == {"m.safetensors", "sub/x.json", "optimizer.pt"}
@@ -360,6 +363,32 @@ async def test_each_checkpoint_of_a_trainer(channel: str, tmp_path: Path, lines:
         assert out.newest == 2
 
 
+async def test_a_checkpoint_that_is_still_written_is_waited_for(
+    channel: str, tmp_path: Path, lines: Lines
+) -> None:
+    source = tmp_path / "out"
+    source.mkdir()
+    now = 0.0
+
+    def clock() -> float:
+        nonlocal now
+        now += 1.0
+        if now < 5.0:  # after that listing
+            with (source / "model.gguf").open("ab") as file:
+                file.write(b"x")
+        return now
+
+    async with aiodist.publisher("policy", address=channel) as out:
+        with pytest.raises(RefusedError, match="no files"):
+            await Pushing(out, source, all_files=False).once(*NOW)
+        (source / "model.gguf").write_bytes(b"x")
+        await Pushing(out, source, all_files=False).once(Watch(2.0), clock, 0.0)
+        assert now == 7.0
+        async with pulling(channel, tmp_path / "policy") as puller:
+            await puller.once()
+        assert content(tmp_path / "policy") == {"model.gguf": b"xxxxx"}
+
+
 async def test_files_that_change_while_they_are_published(
     channel: str, tmp_path: Path, lines: Lines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -377,7 +406,7 @@ async def test_files_that_change_while_they_are_published(
         with monkeypatch.context() as patch:
             patch.setattr(reading, "checked", meanwhile)
             with pytest.raises(IncompleteError, match="changed while it was read"):
-                await Pushing(out, source, all_files=False).once()
+                await Pushing(out, source, all_files=False).once(*NOW)
         assert out.newest is None
 
         async def late(params: Any, *, version: int) -> None:
@@ -391,7 +420,7 @@ async def test_files_that_change_while_they_are_published(
         with monkeypatch.context() as patch:
             patch.setattr(out, "publish", late)
             with pytest.raises(IncompleteError, match="version 0 is damaged"):
-                await Pushing(out, source, all_files=False).once()
+                await Pushing(out, source, all_files=False).once(*NOW)
         async with pulling(channel, tmp_path / "policy") as puller:
             with pytest.raises(RefusedError, match="other bytes than its checksum says"):
                 await puller.once()
