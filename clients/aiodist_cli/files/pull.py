@@ -27,6 +27,9 @@ LONGEST_PAUSE = 60.0
 GRACE = 5.0
 """Seconds between SIGTERM and SIGKILL for a command whose pull ends."""
 
+_LINGER = 0.05
+"""Seconds between two checks of processes that end."""
+
 
 class FailedError(Exception):
     """The command of the operator has failed."""
@@ -183,10 +186,13 @@ class Pulling:
 
 async def _ended(process: asyncio.subprocess.Process) -> None:
     """End a command and all that it has started."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
-        with suppress(TimeoutError):
+    with suppress(ProcessLookupError, TimeoutError):  # no process of the group is left, or one is
+        os.killpg(process.pid, signal.SIGTERM)
+        try:
             async with asyncio.timeout(GRACE):
-                await process.wait()
-                return
+                while True:
+                    os.killpg(process.pid, 0)
+                    await asyncio.sleep(_LINGER)
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+    await process.wait()

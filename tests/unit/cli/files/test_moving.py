@@ -300,9 +300,16 @@ async def test_a_command_that_goes_on_failing(
     assert content(tmp_path / "policy") == {"a": b"1"}
 
 
-async def test_a_command_ends_with_its_pull(channel: str, tmp_path: Path, lines: Lines) -> None:
-    started = tmp_path / "started"
-    command = f"sleep 1000 & echo $! > {started}.new; mv {started}.new {started}; wait"
+@pytest.mark.parametrize("trap", ["true", "trap '' TERM"])
+async def test_a_command_ends_with_its_pull(
+    channel: str, tmp_path: Path, lines: Lines, monkeypatch: pytest.MonkeyPatch, trap: str
+) -> None:
+    monkeypatch.setattr(pull, "GRACE", 0.3)
+    started, child = tmp_path / "started", tmp_path / "child"
+    child.write_text(
+        f"{trap}; echo $$ > {started}.new; mv {started}.new {started}; exec sleep 1000"
+    )
+    command = f"sh {child} & wait"
     async with (
         aiodist.publisher("policy", address=channel) as out,
         pulling(channel, tmp_path / "policy", command=command) as puller,
