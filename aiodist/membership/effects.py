@@ -66,10 +66,15 @@ class Close:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """An event for the log file of people."""
+    """An event for the log file of people.
+
+    `member`: the id of the member that has gone, if one has. It is not for the log, because ids are
+    secret.
+    """
 
     event: str
     fields: Mapping[str, Any] = field(default_factory=dict)
+    member: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -227,7 +227,8 @@ class Seating:
         assert group.view is not None
         for member, reason in gone:
             group.lost[member.rank] = reason
-            self.note(event, group, rank=member.rank, who=describe(member), reason=reason)
+            said = {"rank": member.rank, "who": describe(member), "reason": reason}
+            self.note(event, group, member=member.id, **said)
         # Change all state before any member is told, and tell all losses in one message, because a
         # receiver acts on it at once. Each reason appears once: if a host fails, its ranks are lost
         # for one reason, and thousands of others are told.
@@ -243,7 +244,7 @@ class Seating:
         """A member has left in order."""
         member = group.members.pop(conn)
         self.unseat(group, conn)
-        self.note("left", group, rank=member.rank)
+        self.note("left", group, member=member.id, rank=member.rank)
         self.have_left(group, [member])
         self.settle(group)
 
@@ -366,6 +367,6 @@ class Seating:
         who = describe(ask)
         self.effects.append(Note(event, {"group": ask.group, **fields, "who": who}))
 
-    def note(self, event: str, group: GroupState, **fields: Any) -> None:
+    def note(self, event: str, group: GroupState, *, member: str = "", **fields: Any) -> None:
         run = {"run_id": group.run_id} if group.run_id else {}
-        self.effects.append(Note(event, {"group": group.name, **run, **fields}))
+        self.effects.append(Note(event, {"group": group.name, **run, **fields}, member))

@@ -111,7 +111,7 @@ class Feed:
     # Inside.
 
     def _note(self, note: Note) -> None:
-        is_kept = self._history.note(note.event, note.fields, self._loop.time())
+        is_kept = self._history.note(note.event, note.fields, self._loop.time(), note.member)
         self._is_old |= is_kept
         if is_kept and self._readers:
             self._noted.set()

@@ -161,7 +161,7 @@ class History:
                 self._end(group, now)
         self._forget(now - WINDOW)
 
-    def note(self, kind: str, fields: Mapping[str, Any], now: float) -> bool:
+    def note(self, kind: str, fields: Mapping[str, Any], now: float, member: str = "") -> bool:
         """Take in what the coordinator noted: see `aiodist.membership.effects.Note`.
 
         Returns whether it is an event here. Those of channels and averagers are not.
@@ -181,10 +181,8 @@ class History:
             return True
         if kind == "deleted":
             self._end(group, now)
-        elif kind in ("lost", "aborted", "left"):
-            for row in group.here():
-                if row.rank == rank:
-                    row.gone, row.how, row.reason = now, kind, fields.get("reason", "")
+        elif (row := group.rows.get(member)) is not None:  # a row may have an older rank
+            row.gone, row.how, row.reason = now, kind, fields.get("reason", "")
         return True
 
     # Inside.
@@ -229,7 +227,8 @@ class History:
         """Return the row of a member, made if need be; None: there is no room for it."""
         row = group.rows.get(member["id"])
         if row is not None:
-            row.gone, row.how = None, ""  # it may have been away from the coordinator
+            # It may have been away from the coordinator.
+            row.gone, row.how, row.reason = None, "", ""
             return row
         if self._rows >= MOST_ROWS:
             return None

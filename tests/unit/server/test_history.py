@@ -99,16 +99,28 @@ def test_the_longest_wait_is_one_for_others() -> None:
 
 def test_who_goes_is_kept_for_a_while() -> None:
     known = taken((10, found(group(rank(0), rank(1), rank(2)))))
-    known.note("lost", {"group": "train", "run_id": "r", "rank": 1, "reason": "it died"}, 11)
+    known.note("lost", {"group": "train", "run_id": "r", "rank": 1, "reason": "it died"}, 11, "id1")
     known.take(found(group(rank(0))), 12)
     rows = list(of(known).rows.values())
     assert [(row.gone, row.how, row.reason) for row in rows] == [
         (None, "", ""), (11, "lost", "it died"), (12, "", ""),
     ]  # fmt: skip
-    known.take(found(group(rank(0), rank(2))), 13)  # it is there again
-    assert [row.gone for row in rows] == [None, 11, None]
-    known.take(found(group(rank(0))), 12 + WINDOW)
-    assert [row.rank for row in of(known).rows.values()] == [0, 2]
+    known.take(found(group(rank(0), rank(1), rank(2))), 13)  # they are there again
+    assert [(row.gone, row.how, row.reason) for row in rows] == [(None, "", "")] * 3
+    known.take(found(group(rank(0))), 13 + WINDOW)
+    known.take(found(group(rank(0))), 14 + WINDOW)
+    assert [row.rank for row in of(known).rows.values()] == [0, 1, 2]
+    known.take(found(group(rank(0))), 14 + 2 * WINDOW)
+    assert [row.rank for row in of(known).rows.values()] == [0]
+
+
+def test_a_member_that_goes_is_known_although_its_rank_has_changed() -> None:
+    known = taken((10, found(group(rank(0), rank(1), rank(2), rank(3)))))
+    for which, one in ((1, "id1"), (2, "id3")):  # the others have shrunk the group meanwhile
+        fields = {"group": "train", "run_id": "r", "rank": which, "reason": f"of {one}"}
+        known.note("lost", fields, 11, one)
+    known.take(found(group(rank(0), rank(2) | {"rank": 1})), 12)
+    assert [row.reason for row in of(known).rows.values()] == ["", "of id1", "", "of id3"]
 
 
 def test_what_happens_to_many_at_once_is_one_event() -> None:

@@ -96,7 +96,8 @@ def test_a_group_that_forms() -> None:
 def test_who_went_is_shown_beside_who_is_there() -> None:
     history = History()
     history.take(found(group(member(0), member(1))), 80.0)
-    history.note("lost", {"group": "train", "run_id": "r", "rank": 1, "reason": "it died"}, 90.0)
+    fields = {"group": "train", "run_id": "r", "rank": 1, "reason": "it died"}
+    history.note("lost", fields, 90.0, "id1")
     again = member(1, id="another", name="new")
     (one,) = shown(group(member(0), again), history=history)["groups"]
     rows = [(row["rank"], row["name"], row["gone"], row["doing"]) for row in one["rows"]]
