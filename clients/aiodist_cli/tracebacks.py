@@ -8,8 +8,10 @@ ends, the launcher decides what to show.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from importlib.util import find_spec
 
 PATIENCE = 2.0
 """Seconds that a traceback is held back if its rank has not ended, whatever the rank writes
@@ -20,7 +22,13 @@ MOST = 2000
 
 _HEADER = re.compile(rb"(?:  \+ Exception Group )?Traceback \(most recent call last\):$")
 _FRAME = re.compile(rb'([ |]*)File "([^"]*)", line \d+, in ')
-_OF_THE_LOOP = re.compile(rb"(?:^|/)(?:asyncio|uvloop)/[^/]+\.(?:py|pyx)$")
+_LOOPS = b"|".join(
+    re.escape(os.fsencode(os.path.dirname(spec.origin)))
+    for spec in map(find_spec, ("asyncio", "uvloop"))
+    if spec is not None and spec.origin is not None
+)
+_OF_THE_LOOP = re.compile(rb"(?:%s)/[^/]+\.py$|uvloop/[^/]+\.pyx$" % _LOOPS)
+"""The files of the loop, where they are: a program may lie in a folder of the same name."""
 
 
 class Withheld:
@@ -55,7 +63,7 @@ def without_the_loop(lines: Iterable[bytes]) -> Iterator[bytes]:
     for line in lines:
         frame = _FRAME.match(line)
         if frame is not None:
-            left_out = frame[1] if _OF_THE_LOOP.search(frame[2]) else None
+            left_out = frame[1] if _OF_THE_LOOP.match(frame[2]) else None
         elif left_out is not None and not line.startswith(left_out + b"  "):
             left_out = None
         if left_out is None:

@@ -2,33 +2,37 @@
 
 from __future__ import annotations
 
+import asyncio.runners
+import os
+
 import pytest
 
 from aiodist_cli.tracebacks import MOST, PATIENCE, Withheld, without_the_loop
 
+RUNNERS = os.fsencode(asyncio.runners.__file__)
 HEADER = b"Traceback (most recent call last):"
 TRACEBACK = [
     HEADER,
     b'  File "/home/me/train.py", line 11, in <module>',
     b"    asyncio.run(main())",
-    b'  File "/usr/lib/python3.11/asyncio/runners.py", line 190, in run',
+    b'  File "%s", line 190, in run' % RUNNERS,
     b"    return runner.run(main)",
     b"           ^^^^^^^^^^^^^^^^",
     b'  File "uvloop/loop.pyx", line 1517, in uvloop.loop.Loop.run_until_complete',
-    b'  File "/home/me/asyncio/train.py/x.txt", line 10, in main',
+    b'  File "/home/me/asyncio/train.py", line 10, in main',
     b"    raise ValueError",
     b"ValueError: no",
 ]
 GROUPED = [
     b"  + Exception Group Traceback (most recent call last):",
-    b'  |   File "/usr/lib/python3.11/asyncio/runners.py", line 190, in run',
+    b'  |   File "%s", line 190, in run' % RUNNERS,
     b"  |     return runner.run(main)",
     b'  |   File "/home/me/train.py", line 3, in main',
     b"  |     async with asyncio.TaskGroup():",
     b"  | ExceptionGroup: unhandled errors in a TaskGroup (1 sub-exception)",
     b"  +-+---------------- 1 ----------------",
     b"    | Traceback (most recent call last):",
-    b'    |   File "/usr/lib/python3.11/asyncio/tasks.py", line 3, in step',
+    b'    |   File "%s", line 3, in step' % RUNNERS,
     b"    |     raise",
     b"    | ValueError: no",
     b"    +------------------------------------",
