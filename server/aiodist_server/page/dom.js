@@ -24,19 +24,23 @@ export function setText(node, text) {
 // `make(item)` gives [node, update].
 export function sync(parent, items, keyOf, make) {
   const before = parent.kept ?? new Map();
-  const kept = new Map();
-  let next = parent.firstChild;
+  const wanted = new Map();
   for (const item of items) {
     let key = keyOf(item);
-    while (kept.has(key)) key = `${key} #`; // items may look alike, as two ranks of one name
+    while (wanted.has(key)) key = `${key} #`; // items may look alike, as two ranks of one name
+    wanted.set(key, item);
+  }
+  // First, or each node behind one of these would be moved.
+  for (const [key, [node]] of before) if (!wanted.has(key)) node.remove();
+  const kept = new Map();
+  let next = parent.firstChild;
+  for (const [key, item] of wanted) {
     const [node, update] = before.get(key) ?? make(item);
-    before.delete(key);
     kept.set(key, [node, update]);
     update(item);
     if (node === next) next = next.nextSibling;
     else parent.insertBefore(node, next);
   }
-  for (const [node] of before.values()) node.remove();
   parent.kept = kept;
 }
 
