@@ -11,12 +11,13 @@ function niceTop(largest) {
   return [1, 2, 5, 10].map((step) => step * unit).find((top) => top >= largest * 0.999);
 }
 
-// The path through all points that are known, with gaps where none is.
+// The path through all points that are known, with gaps where none is. A round end shows a point
+// between two gaps.
 function line(values, at) {
   let path = "";
   let drawn = false;
   values.forEach((value, index) => {
-    if (value !== null) path += `${drawn ? "L" : "M"}${at(index, value)}`;
+    if (value !== null) path += drawn ? `L${at(index, value)}` : `M${at(index, value)}h0`;
     drawn = value !== null;
   });
   return path;

@@ -63,3 +63,13 @@ for (const items of ["abcd", "bcd", "bdec", "xbb"]) {
 }
 """
     assert said(tmp_path, script) == ["a0 b0 c0 d0", "b0 c0 d0", "b0 d1 e0 c0", "x0 b0 b0"]
+
+
+def test_a_point_between_two_gaps_is_drawn(tmp_path: Path) -> None:
+    script = """
+import { makePlot } from "./plot.js";
+const [node, update] = makePlot({ title: "", lines: [["wait", "wait"]], format: String });
+update({ ago: [4, 3, 2, 1, 0], wait: [1, null, 2, 1, null] }, 10);
+console.log(node.find("curve")[0].attributes.d);
+"""
+    assert said(tmp_path, script) == ["M180.0 45.0h0M240.0 0.0h0L270.0 45.0"]
