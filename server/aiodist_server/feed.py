@@ -123,16 +123,16 @@ class Feed:
         return max(seconds, members / ASKED_A_SECOND)
 
     async def _ask(self) -> None:
+        counted = bool(self._readers)  # only for readers, because measuring costs members a little
         try:
-            # Only for readers, because measuring costs members a little.
-            self._found = await self._surveys.found(counts=bool(self._readers))
+            self._found = await self._surveys.found(counts=counted)
             self._problem = ""
         except (CoordinatorLostError, TimeoutError) as error:
             self._problem = str(error)
         self._at = self._loop.time()
         if self._found is not None and not self._problem:
             self._history.take(self._found, self._at)
-            self._latencies.take(self._coordinator.totals.latencies, self._at)
+            self._latencies.take(self._coordinator.totals.latencies, self._at, counted=counted)
             self._channels.take(self._found, self._at)
         self._event = None
         for reader in self._readers:

@@ -43,16 +43,19 @@ class Latencies:
 
     def __init__(self) -> None:
         self._points: deque[Point] = deque(maxlen=MOST_POINTS)
-        self._before = [0] * (len(SECONDS) + 1)
+        self._before: list[int] | None = None  # None: not known of late
 
-    def take(self, totals: Totals, now: float) -> None:
-        """Take in the totals of now."""
-        counts = [0] * len(self._before)
+    def take(self, totals: Totals, now: float, *, counted: bool) -> None:
+        """Take in the totals of now. Not `counted`: members were not asked, so they are old."""
+        if not counted:
+            self._before = None
+            return
+        counts = [0] * (len(SECONDS) + 1)
         for (op, _), latency in totals.items():
             if op not in _NO_COLLECTIVES:
                 counts = list(map(add, counts, latency.counts))
-        new = list(map(sub, counts, self._before))
-        if any(counts):
+        if self._before is not None and any(counts):
+            new = list(map(sub, counts, self._before))
             self._points.append(Point(now, quantile(new, 0.5), quantile(new, 0.99)))
         self._before = counts
 

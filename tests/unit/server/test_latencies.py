@@ -43,10 +43,11 @@ def test_a_point_is_of_what_ended_since_the_one_before() -> None:
         ("other", 0): Latency(counts(b9=3)),  # as sendrecv
     }
     known = Latencies()
-    known.take(totals, 10.0)
+    known.take({}, 8.0, counted=True)
+    known.take(totals, 10.0, counted=True)
     totals["barrier", 0] = Latency(counts(b5=10))
-    known.take(totals, 12.0)
-    known.take(totals, 14.0)
+    known.take(totals, 12.0, counted=True)
+    known.take(totals, 14.0, counted=True)
     told = json.loads(json.dumps(known.plain(totals, 20.0)))
     assert told["series"]["ago"] == [10.0, 8.0, 6.0]
     first, second, third = told["series"]["median"]
@@ -58,17 +59,27 @@ def test_a_point_is_of_what_ended_since_the_one_before() -> None:
     ]  # fmt: skip
 
 
+def test_what_ended_while_members_were_not_asked_makes_no_point() -> None:
+    known = Latencies()
+    for now, (ended, counted) in enumerate([(1, 1), (2, 1), (2, 0), (9, 0), (9, 1), (9, 1)]):
+        totals = {("all_reduce", 0): Latency(counts(b2=ended))}
+        known.take(totals, float(now), counted=bool(counted))
+    series = known.plain(totals, 6.0)["series"]
+    assert series["ago"] == [5.0, 1.0]
+    assert series["median"] == [pytest.approx(SECONDS[1] * 2), None]
+
+
 def test_there_is_nothing_before_members_measure() -> None:
     known = Latencies()
-    known.take({}, 10.0)
+    known.take({}, 10.0, counted=True)
     assert known.plain({}, 12.0) == {"series": {"ago": [], "median": [], "most": []}, "rows": []}
 
 
 def test_it_is_bounded() -> None:
     known = Latencies()
     totals = {(f"op{number}", 0): Latency(counts(b2=number)) for number in range(40)}
-    for now in range(2 * MOST_POINTS):
-        known.take(totals, float(now))
+    for now in range(-1, 2 * MOST_POINTS):
+        known.take(totals, float(now), counted=True)
     told = known.plain(totals, 2.0 * MOST_POINTS)
     assert len(told["series"]["ago"]) == MOST_POINTS
     assert [row["op"] for row in told["rows"]] == [f"op{39 - n}" for n in range(MOST_ROWS)]
