@@ -265,13 +265,16 @@ def _tracing(output: Path | None) -> Iterator[None]:
         files = sorted(Path(parts).glob("*.json"))
         try:
             typer.echo(f"aiodist run: {joined(files, output, 'aiodist run')}", err=True)
-        except CommandError:  # its message is printed; the run's own result counts
+        except BaseException as error:
             if files:
                 text = f"the ranks' traces are kept: aiodist trace {parts} -o FILE joins them"
                 typer.echo(f"aiodist run: {text}", err=True)
                 parts = ""
-        if parts:
-            shutil.rmtree(parts, ignore_errors=True)
+            if not isinstance(error, CommandError):  # its message is printed, and the run counts
+                raise
+        finally:
+            if parts:
+                shutil.rmtree(parts, ignore_errors=True)
 
 
 def _sizes(nprocs: str) -> tuple[int, int]:

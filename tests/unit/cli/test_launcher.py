@@ -1,13 +1,17 @@
-"""What `aiodist run` says of its ranks on SIGUSR1."""
+"""What `aiodist run` says of its ranks on SIGUSR1, and of traces that it has not joined."""
 
 from __future__ import annotations
 
+import os
+import tempfile
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from aiodist_cli import launcher
+from aiodist.environment import TRACE
+from aiodist_cli import launcher, run
 
 
 async def test_a_status_that_cannot_be_asked_for_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,3 +27,19 @@ async def test_a_status_that_cannot_be_asked_for_is_said(monkeypatch: pytest.Mon
     job: Any = SimpleNamespace(address="tls://127.0.0.1:1", token=None)
     await launcher._tell_status(writer, place, job)
     assert said[0].startswith(b"aiodist run: no status: ")
+
+
+def test_an_interrupt_while_traces_are_joined_leaves_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run, "joined", interrupted)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv(TRACE, "")
+    with pytest.raises(KeyboardInterrupt), run._tracing(tmp_path / "run.json"):
+        parts = os.environ[TRACE]
+        (Path(parts) / "0.json").touch()
+    assert f"the ranks' traces are kept: aiodist trace {parts} " in capsys.readouterr().err
+    assert (Path(parts) / "0.json").exists()
