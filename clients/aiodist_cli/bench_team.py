@@ -68,6 +68,8 @@ class Team:
         """Start the processes; returns when all have said hello. Raises TeamError."""
         try:
             await self._start(environ)
+        except OSError as error:
+            self._break(f"it was not started: {error}")
         except BaseException:
             self.broken = self.broken or f"{self.contender.label}: it was not started"
             raise

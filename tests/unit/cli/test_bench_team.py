@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -109,6 +110,16 @@ async def test_a_team_that_does_not_start_is_broken(script: Script) -> None:
             await team.order("run")
         (result,) = await measure([CASE], [team], Effort(), lambda text: None)
         assert result.error == team.broken
+
+
+async def test_a_team_whose_socket_has_no_room_is_broken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / ("long" * 30)
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    async with teams(GLOO, [Site()] * 2) as (team,):
+        assert team.broken == "Gloo: it was not started: AF_UNIX path too long"
 
 
 async def test_a_rank_that_dies_breaks_its_team_alone(script: Script) -> None:
