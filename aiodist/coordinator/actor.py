@@ -219,6 +219,7 @@ class Coordinator:
                     await self.emptied()
         if self._address is not None:  # no other call was faster
             address, self._address = self._address, None
+            self._why_not = "the coordinator has stopped"
             self._ending = self._loop.create_task(self._end(address), name="aiodist stop")
         ending = self._ending
         if ending is not None:

@@ -102,7 +102,7 @@ async def test_a_coordinator_that_stops_is_told() -> None:
         for observe in coordinator.observers:  # as if something had happened at the very end
             observe(member)
         said = await events.next()
-        assert said == {"problem": "the coordinator does not listen: call start() first"}
+        assert said == {"problem": "the coordinator has stopped"}
 
 
 async def test_who_reads_when_it_ends_is_told_no_more() -> None:
