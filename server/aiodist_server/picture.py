@@ -153,7 +153,9 @@ def _rows(
         _row(member["rank"], known.get(member["id"]), member, there.get(member["rank"]), now)
         for member in members
     ]
-    rows += [_row(row.rank, row, None, None, now) for row in known.values() if row.gone is not None]
+    ids = {member["id"] for member in members}  # some may have gone since that survey
+    gone = [row for one, row in known.items() if row.gone is not None and one not in ids]
+    rows += [_row(row.rank, row, None, None, now) for row in gone]
     worst = sorted(rows, key=lambda row: (-SEVERITY.index(row["kind"]), row["gone"] is not None))
     shown = sorted(worst[:MOST_RANKS], key=lambda row: (row["rank"], row["gone"] is None))
     return {"rows": shown, "rows_left_out": len(rows) - len(shown)}
