@@ -85,7 +85,8 @@ class Span:
 
 @dataclass(slots=True)
 class Event:
-    """An event of a group. `ranks` are those it happened to, as bits."""
+    """An event of a group. `ranks` are those it happened to, as bits. `fields` has the group if it
+    is not known."""
 
     when: float
     kind: str
@@ -94,7 +95,9 @@ class Event:
 
     @property
     def text(self) -> str:
-        return words.happened(self.kind, ranks_text(ranks_in(self.ranks)), self.fields)[:MOST_TEXT]
+        text = words.happened(self.kind, ranks_text(ranks_in(self.ranks)), self.fields)
+        group = self.fields.get("group")
+        return (f"group {group!r}: {text}" if group else text)[:MOST_TEXT]
 
 
 @dataclass(slots=True)
@@ -174,7 +177,7 @@ class History:
         # A process that is refused makes no group.
         group = self.groups.get(key) if kind.endswith("refused") else self._group(key)
         if group is None:
-            fields["who"] = f"{fields.get('who', '')} ({key[0]})"
+            fields["group"] = key[0]
         ranks = 0 if rank is None else bits_of([rank])
         _add(self.events if group is None else group.events, Event(now, kind, ranks, fields))
         if group is None:
@@ -292,7 +295,7 @@ def _add(events: deque[Event], event: Event) -> None:
         and last.ranks
         and last.kind == event.kind
         and event.when - last.when < _TOGETHER
-        and last.fields.get("reason") == event.fields.get("reason")
+        and all(last.fields.get(name) == event.fields.get(name) for name in ("group", "reason"))
     )
     if last is not None and alike:
         last.ranks |= event.ranks

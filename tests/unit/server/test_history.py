@@ -137,7 +137,7 @@ def test_whoever_is_refused_makes_no_group() -> None:
     known = History()
     known.note("join refused", {"group": "train", "kind": "taken", "who": "n1"}, 1)
     assert known.groups == {}
-    assert [event.text for event in known.events] == ["n1 (train) may not join: taken"]
+    assert [event.text for event in known.events] == ["group 'train': n1 may not join: taken"]
 
 
 def test_a_group_that_ends_is_kept_for_a_while() -> None:
@@ -173,6 +173,10 @@ def test_there_is_room_for_so_many_groups(monkeypatch: pytest.MonkeyPatch) -> No
     one, two, three = (group(rank(0), name=name) for name in ("one", "two", "three"))
     known = taken((1, found(one, two)), (2, found(one, two, three)))
     assert [name for name, _ in known.groups] == ["one", "two"]
+    for name in ("three", "four"):
+        known.note("lost", {"group": name, "rank": 0, "who": name, "reason": "silent"}, 2.5)
+    texts = [event.text for event in known.events]
+    assert texts == ["group 'three': rank 0 lost: silent", "group 'four': rank 0 lost: silent"]
     known.take(found(one, three), 3)  # the first time, two is still taken for there
     known.take(found(one, three), 4)
     assert [name for name, _ in known.groups] == ["one", "three"]

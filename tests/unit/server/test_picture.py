@@ -160,7 +160,7 @@ def test_refusals_are_of_no_group() -> None:
     history = History()
     history.note("join refused", {"group": "x", "kind": "taken", "who": "n1"}, 99.0)
     assert shown(history=history)["events"] == [
-        {"ago": 1.0, "kind": "join refused", "text": "n1 (x) may not join: taken"}
+        {"ago": 1.0, "kind": "join refused", "text": "group 'x': n1 may not join: taken"}
     ]
 
 
