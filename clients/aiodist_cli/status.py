@@ -20,7 +20,7 @@ from rich.text import Text
 from aiodist.control.client import ControlClient
 from aiodist.environment import token_in
 from aiodist.errors import AiodistError, printable
-from aiodist.membership.group import ranks_text
+from aiodist.membership import words
 from aiodist.transports.certificates import contexts_in
 from aiodist_cli import tls
 from aiodist_cli.errors import CommandError, usable_address
@@ -41,7 +41,7 @@ Address = Annotated[
 ]
 
 _MOST = 8
-"""The number of operations, and of culprits, that are shown of one finding."""
+"""The number of culprits that are shown of one finding."""
 
 MOST_PARTICIPANTS = 64
 """The number of participants that are shown of one channel."""
@@ -178,11 +178,11 @@ def _part_cells(part: Mapping[str, Any]) -> list[RenderableType]:
     cells: list[RenderableType] = [plain(part["part"]), str(part["round"])]
     if part["rounds"]:
         last = part["rounds"][-1]
-        cells += [duration(last["seconds"]), str(len(last["contributors"]))]
+        cells += [words.duration(last["seconds"]), str(len(last["contributors"]))]
     else:
         cells += ["", ""]
     lates = [
-        f"{name} {duration(by)}" + (f" (round {number})" if number != part["round"] else "")
+        f"{name} {words.duration(by)}" + (f" (round {number})" if number != part["round"] else "")
         for name, (number, by) in part["late"].items()
     ]
     cells.append(plain(", ".join(lates)))
@@ -210,7 +210,7 @@ def _participant_cells(one: Mapping[str, Any]) -> list[RenderableType]:
         return [*who, "", plain("no sign of life", style="red")]
     version = "none" if said["version"] is None else str(said["version"])
     lag = f"by {said['lag']}, " if said["lag"] else ""
-    behind = f"{lag}{duration(said['behind'])}" if said["behind"] else ""
+    behind = f"{lag}{words.duration(said['behind'])}" if said["behind"] else ""
     here = f"{100 * said['here'] // said['nbytes']} %" if said["nbytes"] else ""
     moved = [decimal(said[name]) for name in ("memory", "sent", "received")]
     return [*who, version, behind, here, *moved, differences(said)]
@@ -234,7 +234,7 @@ def _group_table(group: Mapping[str, Any], now: float) -> Table:
     table.add_column("state")
     table.add_column("doing", overflow="fold")  # its end is the line of the program
     for member in group["members"]:
-        state = f"member for {duration(now - member['joined_at'])}"
+        state = f"member for {words.duration(now - member['joined_at'])}"
         _add(table, member, state, doing_text(member))
     for joiner in group["waiting"]:
         _add(table, joiner, "waiting to join", "")
@@ -259,55 +259,20 @@ def plain(text: str, style: str = "") -> Text:
 
 
 def doing_text(member: Mapping[str, Any]) -> str:
-    doing = member["doing"]
-    if doing is None:
-        return f"no answer; last sign of life {duration(member['silent'])} ago"
-    at = f" at {doing['places'][0]}" if doing["places"] else ""
-    if doing["busy"]:
-        return f"busy for at least {duration(doing['busy'])}{at}"
-    if not doing["waits"]:
-        return f"in no operation{at}"
-    wait = doing["waits"][0]
-    text = f"{duration(wait['seconds'])} in {wait['what']}"
-    if wait["missing"]:
-        text += f", for {wait['missing']}"
-    if wait["lacking"]:
-        text += f", {wait['lacking']}"
-    more = len(doing["waits"]) - 1
-    return f"{text} (and {more} more){at}" if more else f"{text}{at}"
+    """What a member is doing, and where in its program."""
+    places = (member["doing"] or {"places": []})["places"]
+    return words.doing(member) + (f" at {places[0]}" if places else "")
 
 
 def findings(group: Mapping[str, Any]) -> Iterator[Text]:
     """Which ranks hold up others, and what they are doing."""
     members = {member["rank"]: member for member in group["members"]}
     for finding in group["findings"]:
-        who = ranks_text(finding["culprits"])
-        single = len(finding["culprits"]) == 1
-        ways = [
-            f"{ranks_text(held['ranks'])} in {held['what']} for {duration(held['seconds'])}"
-            for held in finding["held"][:_MOST]
-        ]
-        if len(finding["held"]) > _MOST:
-            ways.append("...")
-        if finding["lacking"]:
-            text = f"{finding['lacking']}: "
-        elif finding["deadlock"]:
-            text = f"{who} wait for each other: "
-        else:
-            text = f"{who} {'holds' if single else 'hold'} up others: "
-        yield Text.assemble((plain(text).plain, "bold red"), plain("; ".join(ways)))
+        text = plain(f"{words.verdict(finding)}: ").plain
+        yield Text.assemble((text, "bold red"), plain(words.held(finding)))
         for rank in finding["culprits"][:_MOST]:
             yield plain(f"  rank {rank}: {doing_text(members[rank])}")
             for place in (members[rank]["doing"] or {"places": []})["places"][1:]:
                 yield plain(f"    {place}")
         if len(finding["culprits"]) > _MOST:
             yield Text(f"  and {len(finding['culprits']) - _MOST} more")
-
-
-def duration(seconds: float) -> str:
-    """ "12 s", "3 min", "5.2 h"."""
-    if seconds < 120:
-        return f"{max(0.0, seconds):.0f} s"
-    if seconds < 7200:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h"

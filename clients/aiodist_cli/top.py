@@ -19,6 +19,7 @@ from rich.table import Table
 
 from aiodist.environment import token_in
 from aiodist.errors import AiodistError
+from aiodist.membership import words
 from aiodist_cli import tls
 from aiodist_cli.errors import CommandError, run_until_signal, usable_address
 from aiodist_cli.keys import pressed
@@ -29,7 +30,6 @@ from aiodist_cli.status import (
     averager_tables,
     channel_tables,
     doing_text,
-    duration,
     findings,
     groups_of,
     headline,
@@ -350,8 +350,8 @@ def _detail(
         ("doing", doing_text(member)),
         *(("at", place) for place in doing.get("places", ())),
         *(
-            ("waits", f"{duration(wait['seconds'])} in {wait['what']} of {wait['group']}, epoch "
-                      f"{wait['epoch']}{', for ' * bool(wait['missing'])}{wait['missing']}")
+            ("waits", f"{words.duration(wait['seconds'])} in {wait['what']} of {wait['group']}, "
+                      f"epoch {wait['epoch']}{', for ' * bool(wait['missing'])}{wait['missing']}")
             for wait in doing.get("waits", ())
         ),
         ("last", doing.get("last", "")),

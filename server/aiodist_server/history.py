@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, NamedTuple
 
+from aiodist.membership import words
 from aiodist.membership.group import ranks_text
 from aiodist.wire.activity import bits_of, ranks_in
 from aiodist.wire.averaging import averager_of
 from aiodist.wire.channels import channel_of
-from aiodist_server import words
 from aiodist_server.states import states
 
 WINDOW = 300.0

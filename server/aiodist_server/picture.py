@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Any
 
+from aiodist.membership import words
 from aiodist.membership.group import ranks_text
-from aiodist_server import words
 from aiodist_server.history import WINDOW, Event, GroupHistory, History, Row
 from aiodist_server.states import SEVERITY, State, states
 

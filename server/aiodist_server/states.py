@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from aiodist.membership import words
 from aiodist.membership.culprits import LEAST
-from aiodist_server import words
 
 SEVERITY = ("", "idle", "waits", "busy", "silent", "culprit")
 """The kinds of a `State`, the worst last; "": nothing to tell."""

@@ -216,13 +216,6 @@ def test_draining_is_said() -> None:
     assert "draining: it takes no new members" in capture.get()
 
 
-def test_durations() -> None:
-    assert status.duration(-1) == "0 s"
-    assert status.duration(119.4) == "119 s"
-    assert status.duration(7199) == "120 min"
-    assert status.duration(7200) == "2.0 h"
-
-
 def channels_shown(*channels: dict[str, Any], groups: list[dict[str, Any]] | None = None) -> str:
     console = Console(width=160, no_color=True)
     answer = surveyed.found() | {"channels": list(channels), "groups": groups or []}

@@ -1,4 +1,4 @@
-"""What the page says in words."""
+"""What people are told in words."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from aiodist_server import words
+from aiodist.membership import words
 
 
 def wait(**more: Any) -> dict[str, Any]:
@@ -17,7 +17,7 @@ def wait(**more: Any) -> dict[str, Any]:
     ("doing", "text"),
     [
         (None, "no answer; last sign of life 9 s ago"),
-        ({"busy": 240.0, "waits": []}, "its event loop has not turned for at least 4 min"),
+        ({"busy": 240.0, "waits": []}, "busy for at least 4 min"),
         ({"busy": 0.0, "waits": []}, "in no operation"),
         ({"busy": 0.0, "waits": [wait()]}, "4 s in barrier #3, for rank 2"),
         (

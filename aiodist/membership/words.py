@@ -1,4 +1,4 @@
-"""The page's words for ranks, for what holds up others, and for events."""
+"""What people are told of ranks, of what holds up others, and of events."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def doing(member: Mapping[str, Any]) -> str:
     if said is None:
         return f"no answer; last sign of life {duration(member['silent'])} ago"
     if said["busy"]:
-        return f"its event loop has not turned for at least {duration(said['busy'])}"
+        return f"busy for at least {duration(said['busy'])}"
     if not said["waits"]:
         return "in no operation"
     first, *others = said["waits"]
