@@ -132,38 +132,32 @@ async def _prepare(
     else:
         token, address = _token(), place.coordinator
     if place.nodes == 1:
-        job = spawn.Job(
-            address=address,
-            run_id=uuid.uuid4().hex,
-            local_size=place.nprocs,
-            master_addr="127.0.0.1",
-            master_port=spawn.free_port(),
-            group=place.group,
-            token=token,
-            least=place.spare.least if place.spare is not None else None,
+        meeting = None
+        run_id, master, port = uuid.uuid4().hex, "127.0.0.1", spawn.free_port()
+    else:
+        meeting = await stack.enter_async_context(
+            meet(
+                address,
+                token,
+                place.group,
+                node=place.node,
+                nodes=place.nodes,
+                nprocs=place.nprocs,
+                timeout=place.node_timeout,
+            )
         )
-        return job, None, embedded
-    meeting = await stack.enter_async_context(
-        meet(
-            address,
-            token,
-            place.group,
-            node=place.node,
-            nodes=place.nodes,
-            nprocs=place.nprocs,
-            timeout=place.node_timeout,
-        )
-    )
+        run_id, master, port = meeting.run_id, meeting.master_addr, meeting.master_port
     job = spawn.Job(
         address=address,
-        run_id=meeting.run_id,
+        run_id=run_id,
         local_size=place.nprocs,
-        master_addr=meeting.master_addr,
-        master_port=meeting.master_port,
+        master_addr=master,
+        master_port=port,
         nodes=place.nodes,
         node=place.node,
         group=place.group,
         token=token,
+        least=place.spare.least if place.spare is not None else None,
     )
     return job, meeting, embedded
 
