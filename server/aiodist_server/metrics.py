@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from prometheus_client import PlatformCollector, ProcessCollector
 from prometheus_client.core import (
@@ -22,6 +23,8 @@ from prometheus_client.registry import Collector
 from aiodist.coordinator.totals import Totals
 from aiodist.wire.counts import SECONDS
 from aiodist.wire.limits import PROTOCOL_VERSION
+
+Family = TypeVar("Family", GaugeMetricFamily, CounterMetricFamily)
 
 _GROUP = ("group",)
 _RANK = (*_GROUP, "rank")
@@ -129,10 +132,14 @@ def families(found: Mapping[str, Any], sums: Sums) -> Iterator[Metric]:
     yield from _of_averagers(averagers, sums)
 
 
-def _of_groups(groups: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
-    def gauge(name: str, text: str) -> GaugeMetricFamily:
-        return GaugeMetricFamily(f"aiodist_group_{name}", text, labels=_GROUP)
+def _family(
+    kind: type[Family], prefix: str, labels: tuple[str, ...], name: str, text: str, *more: str
+) -> Family:
+    return kind(f"aiodist_{prefix}{name}", text, labels=(*labels, *more))
 
+
+def _of_groups(groups: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
+    gauge = partial(_family, GaugeMetricFamily, "group_", _GROUP)
     epoch = gauge("epoch", "How often its members have changed; 0 while it forms.")
     ranks = gauge("ranks", "Ranks that are in it.")
     waiting = gauge("waiting", "Members that wait to join.")
@@ -153,12 +160,8 @@ def _of_groups(groups: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
 
 
 def _of_ranks(groups: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
-    def gauge(name: str, text: str) -> GaugeMetricFamily:
-        return GaugeMetricFamily(f"aiodist_rank_{name}", text, labels=_RANK)
-
-    def counter(name: str, text: str) -> CounterMetricFamily:
-        return CounterMetricFamily(f"aiodist_rank_{name}", text, labels=_RANK)
-
+    gauge = partial(_family, GaugeMetricFamily, "rank_", _RANK)
+    counter = partial(_family, CounterMetricFamily, "rank_", _RANK)
     answered = gauge("answered", "1 if it said within a second what it is doing.")
     silent = gauge("silent_seconds", "Since its last sign of life.")
     busy = gauge("loop_busy_seconds", "How long its event loop has had no turn; 0: it turns.")
@@ -185,8 +188,7 @@ def _of_ranks(groups: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
 
 
 def _of_channels(channels: Iterable[Mapping[str, Any]], sums: Sums) -> Iterator[Metric]:
-    def gauge(name: str, text: str) -> GaugeMetricFamily:
-        return GaugeMetricFamily(f"aiodist_channel_{name}", text, labels=("channel",))
+    gauge = partial(_family, GaugeMetricFamily, "channel_", ("channel",))
 
     def counter(name: str, text: str, field: str, *, publishes: bool) -> CounterMetricFamily:
         counts = {
@@ -261,14 +263,11 @@ def _summed(
 
 
 def _of_averagers(averagers: Iterable[Mapping[str, Any]], sums: Sums) -> Iterator[Metric]:
-    def gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
-        return GaugeMetricFamily(f"aiodist_averager_{name}", text, labels=("averager", *labels))
-
+    gauge = partial(_family, GaugeMetricFamily, "averager_", ("averager",))
     members = gauge("members", "Members that take part.")
     quorum = gauge("quorum", "The fewest members that must contribute to a round.")
-    rounds = CounterMetricFamily(
-        "aiodist_averager_rounds", "Rounds that are recorded.", labels=("averager", "part")
-    )
+    counter = partial(_family, CounterMetricFamily, "averager_", ("averager",))
+    rounds = counter("rounds", "Rounds that are recorded.", "part")
     grace = gauge("grace_seconds", "How long a round waits after its quorum.", "part")
     seconds = gauge("round_seconds", "How long the last round took.", "part")
     contributors = gauge("contributors", "Members whose contributions it has.", "part")
@@ -306,10 +305,7 @@ def _of_averagers(averagers: Iterable[Mapping[str, Any]], sums: Sums) -> Iterato
 
 def _of_totals(totals: Totals) -> Iterator[Metric]:
     """Yield what has happened since the coordinator started, in all groups."""
-
-    def counter(name: str, text: str, *labels: str) -> CounterMetricFamily:
-        return CounterMetricFamily(f"aiodist_{name}", text, labels=labels)
-
+    counter = partial(_family, CounterMetricFamily, "", ())
     events = counter("events", "What happened to groups and their ranks.", "event")
     for event, count in totals.events.items():
         events.add_metric((event.replace(" ", "_"),), count)
