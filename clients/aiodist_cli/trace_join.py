@@ -121,8 +121,8 @@ class Operation:
 
 
 class Joined(NamedTuple):
-    """The trace to write; its numbers of ranks, operations and hosts; and the error of their clocks
-    in seconds.
+    """The trace to write; its numbers of ranks and operations; and the error of their clocks in
+    seconds.
 
     In words: `clocks`, what is known of them; `incomplete`, the ranks that kept only their last
     operations ("": none).
@@ -131,7 +131,6 @@ class Joined(NamedTuple):
     trace: dict[str, Any]
     ranks: int
     operations: int
-    hosts: int
     error: float
     clocks: str
     incomplete: str
@@ -179,7 +178,7 @@ def join(parts: Sequence[Mapping[str, Any]]) -> Joined:
         told += f", not comparable: {', '.join(sorted(apart.values()))}"
     other = {"clocks": told, "incomplete": incomplete or "none"}
     trace = {"traceEvents": events, "displayTimeUnit": "ns", "otherData": other}
-    return Joined(trace, len(parts), len(operations), len(clocks), error, told, incomplete)
+    return Joined(trace, len(parts), len(operations), error, told, incomplete)
 
 
 def _incomplete(parts: Iterable[Mapping[str, Any]]) -> str:

@@ -68,7 +68,6 @@ def _group(
         "name": key[0],
         "run": key[1],
         "state": _state(plain),
-        "trouble": plain is not None and bool(plain["findings"] or plain["lost"]),
         "ended": plain is None,
         **_rows(plain, history, now),
         "saved": 0,

@@ -41,7 +41,6 @@ export function makeGroup() {
     name.title = group.run ? `run ${group.run}` : "";
     const saved = group.saved ? `, ${bytes(group.saved)} saved by codecs` : "";
     setText(state, group.state + saved);
-    node.classList.toggle("trouble", group.trouble);
     node.classList.toggle("ended", group.ended);
     sync(findings, group.findings, (one) => one.text, makeFinding);
     sync(notices, group.notices, (one) => one.text, makeNotice);

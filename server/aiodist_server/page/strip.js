@@ -2,13 +2,10 @@
 import { clock, duration, hideTip, shape, showTip } from "./dom.js";
 
 const HEIGHT = 20;
-const NAMES = {
-  waits: "waits", idle: "waits", busy: "busy", silent: "silent", culprit: "holds up others",
-};
 
-export function spanText([start, end, kind, text]) {
+export function spanText([start, end, , text]) {
   const until = end <= 3 ? "" : ` until ${clock(end)}`;
-  return `since ${clock(start)}${until}, ${duration(start - end)}: ${text || NAMES[kind]}`;
+  return `since ${clock(start)}${until}, ${duration(start - end)}: ${text}`;
 }
 
 export function makeStrip() {
