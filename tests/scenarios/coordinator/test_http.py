@@ -173,7 +173,7 @@ async def test_whether_it_is_well() -> None:
         for path in ("/livez", "/readyz", "/healthz", "/status", "/metrics"):
             async with web.get(path) as response:
                 assert response.status == 503
-                assert "the coordinator does not listen" in await response.text()
+                assert "the coordinator has stopped" in await response.text()
 
 
 async def test_it_stops_while_members_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
