@@ -19,7 +19,8 @@ from rich.table import Table
 
 from aiodist.environment import token_in
 from aiodist.errors import AiodistError
-from aiodist.membership import words
+from aiodist.membership import rates, words
+from aiodist.membership.rates import Counted, Rate
 from aiodist_cli import tls
 from aiodist_cli.errors import CommandError, run_until_signal, usable_address
 from aiodist_cli.keys import pressed
@@ -137,9 +138,9 @@ async def _next(answers: AsyncIterator[Answer]) -> Answer:
 async def _answers(address: str, interval: float, timeout: float) -> AsyncIterator[Answer]:
     """Answers to show, every `interval` seconds. If none comes, the last one is shown with the
     error."""
-    token, rates = token_in(os.environ), Rates()
+    token, told = token_in(os.environ), Rates()
     found = await ask(address, token, timeout)
-    answer = Answer(found, rates.since_last(found, time.monotonic()))
+    answer = Answer(found, told.since_last(found, time.monotonic()))
     yield answer
     while True:
         await asyncio.sleep(interval)
@@ -148,27 +149,15 @@ async def _answers(address: str, interval: float, timeout: float) -> AsyncIterat
         except (AiodistError, TimeoutError) as error:
             yield answer._replace(error=f"asking again: {error}")
         else:
-            answer = Answer(found, rates.since_last(found, time.monotonic()))
+            answer = Answer(found, told.since_last(found, time.monotonic()))
             yield answer
-
-
-_SHORTEST = 0.01
-"""Seconds: two answers of a busy rank that are closer to each other are the same one."""
-
-
-class Rate(NamedTuple):
-    """What a rank does in a second."""
-
-    collectives: float
-    sent: float
-    received: float
 
 
 class Rates:
     """What each rank did between two answers of the coordinator."""
 
     def __init__(self) -> None:
-        self._before: dict[str, tuple[float, Rate]] = {}
+        self._before: dict[str, Counted] = {}
 
     def since_last(self, found: Mapping[str, Any], now: float) -> dict[str, Rate]:
         """Rates by the id of the member, without members that are new.
@@ -176,25 +165,16 @@ class Rates:
         `now`: seconds, when `found` came.
         """
         said = {
-            member["id"]: (
-                now - member["doing"]["age"],
-                Rate(*(float(member["doing"][name]) for name in Rate._fields)),
-            )
+            member["id"]: rates.counted(member["doing"], now)
             for group in found["groups"]
             for member in group["members"]
             if member["doing"] is not None
         }
-        rates = {}
-        for member, (when, counts) in said.items():
-            last, older = self._before.get(member, (when, counts))
-            if when - last > _SHORTEST:
-                rates[member] = Rate(
-                    *((new - old) / (when - last) for new, old in zip(counts, older, strict=True))
-                )
+        known = {member: rates.between(self._before.get(member), said[member]) for member in said}
         here = {member["id"] for group in found["groups"] for member in group["members"]}
-        known = self._before | said
-        self._before = {member: known[member] for member in known.keys() & here}
-        return rates
+        kept = self._before | said
+        self._before = {member: kept[member] for member in kept.keys() & here}
+        return {member: rate for member, rate in known.items() if rate is not None}
 
 
 class View:
@@ -394,5 +374,5 @@ def _table(
 
 
 def _rate_cells(rate: Rate) -> list[str]:
-    calls = f"{rate.collectives:.0f}" if rate.collectives >= 10 else f"{rate.collectives:.1f}"
+    calls = f"{rate.calls:.0f}" if rate.calls >= 10 else f"{rate.calls:.1f}"
     return [calls, decimal(round(rate.sent)), decimal(round(rate.received))]

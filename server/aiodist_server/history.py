@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, NamedTuple
 
-from aiodist.membership import words
+from aiodist.membership import rates, words
 from aiodist.membership.group import ranks_text
+from aiodist.membership.rates import Counted, Rate
 from aiodist.wire.activity import bits_of, ranks_in
 from aiodist.wire.averaging import averager_of
 from aiodist.wire.channels import channel_of
@@ -39,21 +40,11 @@ MOST_TEXT = 256
 MOST_BYTES = 32 << 20
 """The most bytes of all that. Texts may have four bytes a character."""
 
-_SHORTEST = 0.01
-"""Seconds. Two closer answers are the same one, of a rank that is busy."""
 _TOGETHER = 1.0
 """Seconds in which the same event of several ranks counts as one."""
 
 GroupKey = tuple[str, str]
 """Name and run id."""
-
-
-class Rate(NamedTuple):
-    """What a rank does in a second."""
-
-    calls: float
-    sent: float
-    received: float
 
 
 class Point(NamedTuple):
@@ -114,7 +105,7 @@ class Row:
     how: str = ""  # how it went: "lost", "left", …; "": it is there, or that is not known
     reason: str = ""
     spans: deque[Span] = field(default_factory=deque)
-    counts: tuple[float, Rate] | None = None  # the last counts that it told, and when
+    counts: Counted | None = None  # the last counts that it told, and when
     rate: Rate | None = None  # None: not known
 
 
@@ -213,18 +204,19 @@ class History:
                 continue
             row.rank = member["rank"]
             if member["doing"] is not None:
-                _count(row, member["doing"], now)
+                counts = rates.counted(member["doing"], now)
+                row.rate, row.counts = rates.between(row.counts, counts), counts
             state = there.get(row.rank)
             if state is not None:
                 self._span(row, now - state.seconds, now, state.kind, state.text)
         ids = {member["id"] for member in plain["members"]}
-        for known, row in group.rows.items():
-            if known not in ids and row.gone is None:
+        for one, row in group.rows.items():
+            if one not in ids and row.gone is None:
                 row.gone = now
         waits = [state.seconds for state in there.values() if state.kind == "waits"]
-        rates = [row.rate for row in group.here() if row.rate is not None]
+        known = [row.rate for row in group.here() if row.rate is not None]
         if plain["members"]:
-            group.points.append(_point(now, rates, max(waits, default=0.0)))
+            group.points.append(_point(now, known, max(waits, default=0.0)))
 
     def _row(self, group: GroupHistory, member: Mapping[str, Any], now: float) -> Row | None:
         """Return the row of a member, made if need be; None: there is no room for it."""
@@ -304,21 +296,9 @@ def _add(events: deque[Event], event: Event) -> None:
         events.append(event)
 
 
-def _count(row: Row, doing: Mapping[str, Any], now: float) -> None:
-    when = now - doing["age"]
-    counts = Rate(doing["collectives"], doing["sent"], doing["received"])
-    before = row.counts
-    if before is None or when - before[0] < _SHORTEST:
-        row.rate = None
-    else:
-        seconds = when - before[0]
-        row.rate = Rate(*((b - a) / seconds for a, b in zip(before[1], counts, strict=True)))
-    row.counts = when, counts
-
-
-def _point(now: float, rates: list[Rate], wait: float) -> Point:
-    if not rates:
+def _point(now: float, known: list[Rate], wait: float) -> Point:
+    if not known:
         return Point(now, None, None, None, None, None, wait)
-    calls = [rate.calls for rate in rates]
-    sent, received = sum(rate.sent for rate in rates), sum(rate.received for rate in rates)
+    calls = [rate.calls for rate in known]
+    sent, received = sum(rate.sent for rate in known), sum(rate.received for rate in known)
     return Point(now, min(calls), median(calls), max(calls), sent, received, wait)
