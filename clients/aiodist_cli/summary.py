@@ -62,11 +62,18 @@ class Exit(NamedTuple):
 
 
 def _raised(lines: Iterable[bytes]) -> tuple[bytes, bool]:
-    """Return the exception of the last traceback, and whether a consequence led to it."""
-    led, is_next, named = False, False, b""
+    """Return the exception of the last traceback, and whether a consequence led to it.
+
+    Tracebacks of exceptions that Python ignores do not count, because the end brings many of them.
+    """
+    led, is_next, is_ignored, named = False, False, False, b""
     for line in map(_without_frame, lines):
         if line.startswith(b"Traceback (most recent call last):"):
-            led, is_next, named = led and is_next, False, b""
+            if not is_ignored:
+                led, is_next, named = led and is_next, False, b""
+            is_ignored = False
+        elif line.startswith(b"Exception ignored "):
+            is_ignored = True
         elif line in _LEADS_ON:
             led, is_next = led or _CONSEQUENCE.match(named) is not None, True
         elif not (named or line[:1].isspace()):

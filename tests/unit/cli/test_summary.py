@@ -57,7 +57,13 @@ LONG = (
 )
 
 
-@pytest.mark.parametrize("more", [(), (b"a note",), (b"", b"wandb: synced 3 files")])
+IGNORED = (
+    *(b"Exception ignored in: <function Transport.__del__>", b"Traceback (most recent call last):"),
+    *(b"  File", b"RuntimeError: Event loop is closed"),
+)
+
+
+@pytest.mark.parametrize("more", [(), (b"a note",), (b"", b"wandb: synced 3 files"), IGNORED])
 @pytest.mark.parametrize("raised", [LONG, LOST, WRAPPED, WRAPPED_IN_A_GROUP])
 def test_lines_after_that_of_the_exception_hide_no_consequence(
     raised: tuple[bytes, ...], more: tuple[bytes, ...]
