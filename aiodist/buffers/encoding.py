@@ -74,8 +74,8 @@ class Encoded:
         self.nbytes += self.elsewhere
         self.elsewhere, self.gaps = 0, ()
 
-    def filled(self, copies: Sequence[memoryview]) -> list[memoryview]:
-        """Return all buffers, with copies of the foreign arrays in their places."""
+    def filled(self, copies: Sequence[Any]) -> list[Any]:
+        """Return all buffers, with the foreign arrays, or copies of them, in their places."""
         # The wire does not mark the ends of arrays: the receiver cuts the bytes by the sizes in the
         # metadata, in the order of the tree. So arrays that were left out, because they are on a
         # device, must be put back in their places, which `gaps` tells. For a tree with arrays of
@@ -86,7 +86,7 @@ class Encoded:
         #     filled     h0   d0   h1   d1   d2
         #
         # A gap counts buffers, and not arrays, because empty arrays have no buffer.
-        joined: list[memoryview] = []
+        joined: list[Any] = []
         start = 0
         for gap, data in zip(self.gaps, copies, strict=True):
             joined += self.buffers[start:gap]

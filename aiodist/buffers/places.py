@@ -3,7 +3,8 @@
 If places of different values share memory, the call is refused (`check`), because no order of
 writing would be right. Inputs may overlap with outputs: the result is as if all inputs had been
 read before anything was written. If that would not hold by itself, the input is copied first
-(`keep_apart`). This is rare, and the other ranks cannot tell.
+(`overlapping`). This is rare, and the other ranks cannot tell. All of this holds for arrays on
+devices, too, because their addresses are enough for it.
 
 One kind of sharing is common and costs nothing: a value that lies at its own place on its own rank
 (`MPI_IN_PLACE`). Writing there changes nothing.
@@ -17,9 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aiodist.buffers import overlaps
+from aiodist.buffers import overlaps, tensors
 from aiodist.buffers.arrays import UserArray, check_writable, plain, view
-from aiodist.buffers.encoding import Encoded
+from aiodist.buffers.dtypes import carrier
 from aiodist.buffers.tokens import MAX_DEPTH, NO_ARRAYS, TOO_DEEP
 
 Memory = NDArray[Any]
@@ -87,35 +88,40 @@ def meet(value: Any, place: Any) -> bool:
     return _met([array.base for array in _arrays(value)], _arrays(place))
 
 
-def keep_apart(
-    values: Sequence[Encoded],
+def overlapping(
+    values: Sequence[Sequence[Any]],
     out: Any,
     places: Callable[[], Mapping[int, Any]],
-    own: Encoded | None = None,
+    own: int | None = None,
     at: int = 0,
-) -> bool:
-    """Copy those arrays of `values` that overlap with `out`. Returns whether there were any.
+) -> list[Any]:
+    """Return those arrays of `values` that overlap with `out`, so that they have to be copied.
 
-    Results go to `out`. `own` is the value that goes to ``places()[at]``: each of its arrays may
-    lie in its own place.
+    Each value is a list of byte views and of arrays on devices, in order, without empty ones.
+    Results go to `out`. ``values[own]`` goes to ``places()[at]``: each of its arrays may lie in its
+    own place.
     """
-    memories = [[np.frombuffer(buffer, np.uint8) for buffer in value.buffers] for value in values]
+    memories = [[_memory(array) for array in value] for value in values]
     # Nearly always nothing overlaps, and the parts of `out` do not matter.
     if not _met([memory for each in memories for memory in each], _arrays(out)):
-        return False
+        return []
     slots = {slot: _arrays(place) for slot, place in places().items()}
     mine = [array for array in slots.pop(at, ()) if array.base.nbytes]
     others = [array for arrays in slots.values() for array in arrays]
-    copied = False
-    for value, each in zip(values, memories, strict=True):
+    found: list[Any] = []
+    for number, each in enumerate(memories):
         for index, memory in enumerate(each):
             rest = [*others, *mine]
-            if value is own and index < len(mine) and _is_in_place(memory, mine[index]):
+            if number == own and index < len(mine) and _is_in_place(memory, mine[index]):
                 rest = [*others, *mine[:index], *mine[index + 1 :]]
             if _met([memory], rest):
-                value.buffers[index] = memory.copy().data
-                copied = True
-    return copied
+                found.append(values[number][index])
+    return found
+
+
+def _memory(array: Any) -> Memory:
+    on_device = _on_device(array)
+    return np.frombuffer(array, np.uint8) if on_device is None else on_device.base
 
 
 def _met(read: Sequence[Memory], written: Sequence[UserArray]) -> bool:
@@ -131,16 +137,29 @@ def _is_in_place(memory: Memory, array: UserArray) -> bool:
 
 
 def _arrays(place: Any) -> list[UserArray]:
-    """Return the host's arrays in a place. The caller refuses other objects, or sends them
-    elsewhere."""
+    """Return the arrays in a place. The caller refuses other objects."""
     found: list[UserArray] = []
     for leaf in leaves_of(place):
         if type(leaf) in NO_ARRAYS:
             continue
         try:
-            array = view(leaf, "out")
+            array = _on_device(leaf) or view(leaf, "out")
         except (TypeError, ValueError):
             continue
         if array is not None and array.kind != "scalar":
             found.append(array)
     return found
+
+
+def _on_device(value: Any) -> UserArray | None:
+    """Return an array on a device, whose elements must not be accessed. None for other values.
+
+    Raises TypeError or ValueError for an array that does not travel.
+    """
+    device = getattr(value, "__aiodist_device__", None)
+    if device is not None:
+        return UserArray(value, "device", device.describe(value)[0], device.layout(value), None)
+    if getattr(value, "is_cuda", False) is not True:
+        return None
+    name = tensors.dense_name(value)
+    return UserArray(value, "device", name, tensors.strided(value, carrier(name)), None)

@@ -36,10 +36,11 @@ its arrays until all others have said that their queued work is complete
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
 from aiodist.buffers.encoding import Encoded, encode
+from aiodist.buffers.places import overlapping
 from aiodist.buffers.values import Incoming, parse
 from aiodist.devices import device_of
 from aiodist.devices.handles import NEWS, Found
@@ -96,6 +97,31 @@ class DeviceTransfer:
         device = device_among(*outs)
         if device is not None:
             self.sources.work_on(device)
+
+    def keep_apart(
+        self,
+        values: Sequence[Encoded],
+        out: object,
+        slots: Callable[[], Mapping[int, Any]],
+        own: int = 0,
+        at: int = 0,
+    ) -> bool:
+        """Copy those arrays of `values` that overlap with `out`: see `places.overlapping`.
+
+        Returns whether there were any.
+        """
+        flats, given = self.sources.flats, []
+        for value in values:
+            first = self.first(value)
+            given.append(value.filled(flats[first : first + len(value.gaps)]))
+        found = overlapping(given, out, slots, own, at)
+        numbers = set(map(id, found))
+        for value in values:
+            value.buffers = [
+                memoryview(bytes(view)) if id(view) in numbers else view for view in value.buffers
+            ]
+        self.sources.copy(found)
+        return bool(found)
 
     def guard(
         self, program: Callable[[bool], Program], failed: Callable[[], None] | None = None

@@ -109,7 +109,7 @@ def _gathered(place: Place, op: str, text: str, x: Any, dst: int | None, out: An
     own = transfer.encode(x)
     check_slots(out, place.size)
     transfer.aim(out)
-    _keep_apart(place, [own], out, x, own)
+    _keep_apart(place, transfer, [own], out, x, 0)
     want = fitting.wanted_of_each(out, x, place.size)
 
     def program(on_lane: bool) -> Program:
@@ -117,7 +117,7 @@ def _gathered(place: Place, op: str, text: str, x: Any, dst: int | None, out: An
         offers, fits, on_lane = yield from one_of_all(
             place, transfer, own, want, on_lane, dst is None
         )
-        outs = _slots(place, out, x, offers, own)
+        outs = _slots(place, transfer, out, x, offers, own)
         others = [rank for rank in range(place.size) if rank != place.rank]
         receivers = others
         if dst is not None:
@@ -162,7 +162,7 @@ def scatter(place: Place, xs: Any, src: int, out: Any) -> Call:
     transfer.aim(out)
     places.check_tree(out, "out")
     if own and out is not None:
-        places.keep_apart(own, out, lambda: {src: out}, own[src], src)
+        transfer.keep_apart(own, out, lambda: {src: out}, src, src)
     want = fitting.wanted(out)
 
     def program(on_lane: bool) -> Program:
@@ -209,7 +209,7 @@ def all_to_all(place: Place, xs: Any, out: Any, *, apart: bool = False) -> Call:
     check_slots(out, place.size)
     transfer.aim(out)
     if not apart:
-        _keep_apart(place, own, out, xs[place.rank], own[place.rank])
+        _keep_apart(place, transfer, own, out, xs[place.rank], place.rank)
     want = fitting.wanted_of_each(out, xs[place.rank], place.size)
 
     def program(on_lane: bool) -> Program:
@@ -217,7 +217,7 @@ def all_to_all(place: Place, xs: Any, out: Any, *, apart: bool = False) -> Call:
         here = place.rank
         others = [rank for rank in range(place.size) if rank != here]
         mine = [known(row[here]) for row in offers]
-        outs = _slots(place, out, xs[here], mine, own[here])
+        outs = _slots(place, transfer, out, xs[here], mine, own[here])
         values = yield from collect(
             place,
             transfer,
@@ -266,11 +266,13 @@ def _encode_slots(place: Place, transfer: DeviceTransfer, xs: Any, op: str) -> l
     return [transfer.encode(x) for x in xs]
 
 
-def _keep_apart(place: Place, values: Sequence[Encoded], out: Any, x: Any, own: Encoded) -> None:
+def _keep_apart(
+    place: Place, transfer: DeviceTransfer, values: Sequence[Encoded], out: Any, x: Any, own: int
+) -> None:
     """Refuse slots of `out` that share memory, and copy `values` that lie in them.
 
-    This happens before anything is sent. The own value may stay in its own slot. If `out` is one
-    array, this slot depends on the values of the others, so `_slots` checks again.
+    This happens before anything is sent. The own value, ``values[own]``, may stay in its own slot.
+    If `out` is one array, this slot depends on the values of the others, so `_slots` checks again.
     """
     if out is None:
         return
@@ -279,15 +281,20 @@ def _keep_apart(place: Place, values: Sequence[Encoded], out: Any, x: Any, own: 
 
     def slots() -> dict[int, Any]:
         try:
-            return slots_of(out, x, [own.nbytes] * place.size)
+            return slots_of(out, x, [values[own].nbytes + values[own].elsewhere] * place.size)
         except ValueError:
             return {place.size: out}  # no rank's slot is known yet
 
-    places.keep_apart(values, out, slots, own, place.rank)
+    transfer.keep_apart(values, out, slots, own, place.rank)
 
 
 def _slots(
-    place: Place, out: Any, x: Any, offers: Sequence[Offer], own: Encoded
+    place: Place,
+    transfer: DeviceTransfer,
+    out: Any,
+    x: Any,
+    offers: Sequence[Offer],
+    own: Encoded,
 ) -> dict[int, Any] | MismatchError:
     """Return the destination of each rank's value, or what is wrong with it.
 
@@ -303,7 +310,8 @@ def _slots(
     offer = offers[place.rank]
     is_one = out is not None and not isinstance(out, (list, tuple))
     differ = is_one and any(one.nbytes != offer.nbytes for one in offers)
-    if differ and places.keep_apart([own], out, lambda: slots, own, place.rank) and offer.place:
+    copied = differ and transfer.keep_apart([own], out, lambda: slots, at=place.rank)
+    if copied and (offer.place or offer.apart):
         # It is too late for a copy, because the others know the old location already.
         wrong = "x lies in out where the value of another rank goes: give it memory of its own"
         return MismatchError(f"rank {place.rank}: {wrong}", calls={place.rank: wrong})

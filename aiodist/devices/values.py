@@ -111,6 +111,15 @@ class Sources:
             raise several()
         return self.device_work
 
+    def copy(self, some: Sequence[Any]) -> None:
+        """Replace `some` of the flat arrays by copies, because they may be written before they are
+        read."""
+        numbers = set(map(id, some))
+        for index, flat in enumerate(self.flats):
+            if id(flat) in numbers:
+                assert self.device_work is not None
+                self.flats[index] = self.device_work.copied(flat)
+
     def words(self, peer: int | None = None) -> bytes:
         """What `peer` (None: all others) needs to read them; b"" if they go through the host."""
         if self.device_work is None or self.device_memory.problem or len(self.flats) > MOST_SHOWN:

@@ -71,15 +71,20 @@ class DeviceWork:
 
     def flat(self, array: Any) -> Any:
         """The array, flat: itself if it is contiguous, else a copy, which is queued."""
-        self.kept.append(array)
         flat = self.device.flat(array)
         if flat is None:
-            copy = self.device.empty(self.stream, *self.device.describe(array))
-            self.follow()
-            self.device.copy(self.stream, copy, array)
-            self.shown_later()
-            flat = self.device.flat(copy)
-        self.kept.append(flat)
+            return self.copied(array)
+        self.kept += [array, flat]
+        return flat
+
+    def copied(self, array: Any) -> Any:
+        """A flat copy of the array, which is queued."""
+        copy = self.device.empty(self.stream, *self.device.describe(array))
+        self.follow()
+        self.device.copy(self.stream, copy, array)
+        self.shown_later()
+        flat = self.device.flat(copy)
+        self.kept += [array, flat]
         return flat
 
     def to_host(self, array: Any) -> Any:

@@ -165,6 +165,8 @@ class PointToPoint:
             sources = None
         if aside:
             encoded.buffers = [memoryview(bytes(buffer)) for buffer in encoded.buffers]
+            if sources is not None:
+                sources.copy(sources.flats)
         nbytes = encoded.nbytes + encoded.elsewhere
         work: Work[None] = Work.begin(
             self._loop, "ssend" if synchronous else "send", tag, None, nbytes, self._on_cancel

@@ -154,13 +154,31 @@ async def test_out_that_does_not_fit_leaves_the_message(two: list[StandinDevice]
             await groups[1].recv(out=two[1].put(np.ones(5)))
         with pytest.raises(MismatchError, match="float32"):
             await groups[1].recv(out=two[1].put(np.ones(4, np.float32)))
-        with pytest.raises(MismatchError, match="share one place"):
+        with pytest.raises(ValueError, match="share one place"):
             wide = two[1].put(np.ones(1))
             two[1].get(wide)
             wide.base = np.broadcast_to(wide.base, 4)
-            await groups[1].recv(out=wide)
+            groups[1].recv(out=wide)
+        with pytest.raises(ValueError, match="share a part of their memory"):
+            x = two[1].put(np.ones(5))
+            groups[1].recv(out=[x[1:], x[:4]])
         check(two[1], await groups[1].recv(), np.ones(4))
         await sending
+
+
+async def test_what_is_sent_is_read_before_out_is_written(two: list[StandinDevice]) -> None:
+    x = np.arange(1000.0)
+    async with aiodist.local(2) as groups:
+        on(groups, two)
+        pairs = [[device.put(x + r), device.put(-x - r)] for r, device in enumerate(two)]
+        gate = hold(groups[1]._context.device_memory.stream(two[1]))
+        works = [g.sendrecv(pairs[r], 1 - r, out=pairs[r][::-1]) for r, g in enumerate(groups)]
+        await turns(groups)
+        gate.set()
+        await asyncio.gather(*works)
+        for rank, (device, (a, b)) in enumerate(zip(two, pairs, strict=True)):
+            check(device, b, x + 1 - rank)
+            check(device, a, -x - 1 + rank)
 
 
 async def test_a_cancelled_receive_loses_no_message(two: list[StandinDevice]) -> None:

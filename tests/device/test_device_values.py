@@ -74,6 +74,60 @@ async def test_scattered(ranks: list[StandinDevice]) -> None:
                 check(device, part, of_rank(src, r))
 
 
+SHARED: dict[str, Callable[[Group, list[Any]], Any]] = {
+    "all_to_all": lambda g, xs: g.all_to_all(xs, out=xs),
+    "all_gather": lambda g, xs: g.all_gather(xs[0], out=[*xs[1:], xs[0]]),
+    "gather": lambda g, xs: g.gather(xs[0], out=None if g.rank else [*xs[1:], xs[0]]),
+    "scatter": lambda g, xs: g.scatter(None if g.rank else xs, out=xs[1]),
+}
+DUE: dict[str, list[list[int]]] = {  # of the arrays with 10 * rank + index, by rank and index
+    "all_to_all": [[0, 10, 20], [1, 11, 21], [2, 12, 22]],
+    "all_gather": [[20, 0, 10]] * 3,
+    "gather": [[20, 0, 10], [10, 11, 12], [20, 21, 22]],
+    "scatter": [[0, 0, 2], [10, 1, 12], [20, 2, 22]],
+}
+
+
+@pytest.mark.parametrize("op", SHARED)
+async def test_all_inputs_are_read_before_out_is_written(
+    ranks: list[StandinDevice], op: str
+) -> None:
+    async with aiodist.local(3) as groups:
+        xs = [
+            [device.put(np.full(4, 10 * r + i)) for i in range(3)] for r, device in enumerate(ranks)
+        ]
+        gate = hold(groups[1]._context.device_memory.stream(ranks[1]))
+        works = [SHARED[op](g, xs[g.rank]) for g in groups]
+        for _ in range(10):  # the others would have written by then
+            await each(groups, lambda g, r: g.all_reduce(1, tag="other"))
+        gate.set()
+        await asyncio.gather(*works)
+        for device, arrays, due in zip(ranks, xs, DUE[op], strict=True):
+            assert [int(device.get(array)[0]) for array in arrays] == due
+
+
+async def test_what_lies_in_its_own_slot_is_not_copied(
+    ranks: list[StandinDevice], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with aiodist.local(3) as groups:
+        outs = [device.put(np.full((3, 4), r)) for r, device in enumerate(ranks)]
+        for device in ranks:
+            monkeypatch.setattr(device, "empty", None)
+        await each(groups, lambda g, r: g.all_gather(outs[r][r], out=outs[r]))
+        for device, out in zip(ranks, outs, strict=True):
+            check(device, out, np.repeat(np.arange(3), 4).reshape(3, 4))
+
+
+async def test_places_that_share_memory(devices: Devices) -> None:
+    (device,) = devices(1)
+    async with aiodist.local(2) as groups:
+        x = device.put(np.ones(4))
+        with pytest.raises(ValueError, match=r"out\[0\] and out\[1\] share memory"):
+            groups[0].all_gather(x, out=[x, x])
+        with pytest.raises(ValueError, match="share a part of their memory"):
+            groups[0].broadcast([x, x[1:]], 1)
+
+
 async def test_out_that_does_not_fit(ranks: list[StandinDevice]) -> None:
     async with aiodist.local(3) as groups:
         xs = [device.put(np.ones(4 if r == 0 else 5)) for r, device in enumerate(ranks)]
