@@ -223,10 +223,19 @@ class Reduction:
     def _in_sections(self, host: Callable[..., Call], on_lane: bool) -> Part[None]:
         work = self.work
         outs = [] if self.result is None else items_of(self.result)
-        into = [flat_place(work, out) for out in outs]
-        # Section n is copied back before n + 2 is fetched. That n + 2 is complete is known when n +
-        # 4 is.
-        fetched = sections.Sections(work, [work.flat(x) for x in self._items], 4)
+        given = [work.flat(x) for x in self._items]
+        # Section n is copied back before n + 2 is fetched. So a result may lie where its own input
+        # does, and nowhere else.
+        met = {
+            index
+            for index, other in overlaps.meetings(
+                [self.device.layout(out) for out in outs], [self.device.layout(x) for x in given]
+            )
+            if other != len(outs) + index or not _is_in(work, given[index], outs[index])
+        }
+        into = [flat_place(work, out, is_met=index in met) for index, out in enumerate(outs)]
+        # That section n + 2 is complete is known when n + 4 is.
+        fetched = sections.Sections(work, given, 4)
         section, after = fetched.fetch(), fetched.fetch()
         while section is not None:
             yield Settled(self.place.loop, section.there)
@@ -267,9 +276,10 @@ def count(device: Device, array: Any) -> int:
     return math.prod(device.describe(array)[1])
 
 
-def flat_place(work: DeviceWork, target: Any) -> Any:
-    """Flat memory for what goes to `target`: its own if it is contiguous."""
-    flat = work.device.flat(target)
+def flat_place(work: DeviceWork, target: Any, *, is_met: bool = False) -> Any:
+    """Flat memory for what goes to `target`: its own if it is contiguous, unless `is_met` says that
+    something else is read there meanwhile."""
+    flat = None if is_met else work.device.flat(target)
     if flat is None:
         flat = work.device.flat(work.device.empty(work.stream, *work.device.describe(target)))
     work.kept += [target, flat]
@@ -278,6 +288,12 @@ def flat_place(work: DeviceWork, target: Any) -> Any:
 
 def put_back(work: DeviceWork, target: Any, flat: Any) -> None:
     """Copy from the `flat_place` to `target`, if they differ."""
-    if work.device.flat(target) is None:
+    if not _is_in(work, flat, target):
         shape = work.device.describe(target)[1]
         work.device.copy(work.stream, target, flat.reshape(shape))
+
+
+def _is_in(work: DeviceWork, flat: Any, target: Any) -> bool:
+    """Whether a flat array is the memory of `target`."""
+    own = work.device.flat(target)
+    return own is not None and overlaps.same(*map(work.device.layout, (own, flat)))

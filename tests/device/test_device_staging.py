@@ -74,6 +74,20 @@ async def test_in_sections(ranks: list[StandinDevice], tag: str | None) -> None:
             np.testing.assert_array_equal(device.get(x), before)
 
 
+async def test_all_inputs_are_read_before_out_is_written(ranks: list[StandinDevice]) -> None:
+    x = np.arange(700.0)
+    async with aiodist.local(3) as groups:
+        pairs = [[device.put(x), device.put(-x)] for device in ranks]
+        rows = [device.put(np.arange(701.0)) for device in ranks]
+        given = [[*pair, row[1:]] for pair, row in zip(pairs, rows, strict=True)]
+        outs = [[*pair[::-1], row[:-1]] for pair, row in zip(pairs, rows, strict=True)]
+        works = [g.all_reduce(given[r], out=outs[r]) for r, g in enumerate(groups)]
+        await asyncio.gather(*works)
+        for device, out in zip(ranks, outs, strict=True):
+            for array, due in zip(out, [3 * x, -3 * x, 3 * x + 3], strict=True):
+                np.testing.assert_array_equal(device.get(array), due)
+
+
 async def test_cancelled_between_sections(ranks: list[StandinDevice]) -> None:
     async with aiodist.local(3) as groups:
         on = [device.put(np.ones(5000)) for device in ranks]
