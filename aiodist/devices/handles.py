@@ -42,12 +42,15 @@ class Found(NamedTuple):
 
 
 class Handles:
-    """The handles of one rank, and those of others that are open here.
+    """The handles of one `rank`, and those of others that are open here.
 
     `freed` tells all other ranks that an allocation is gone.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, freed: Callable[[int], None]) -> None:
+    def __init__(
+        self, rank: int, loop: asyncio.AbstractEventLoop, freed: Callable[[int], None]
+    ) -> None:
+        self._rank = rank
         self._loop = loop
         self._freed = freed
         # what each rank has open (None: all others)
@@ -64,7 +67,9 @@ class Handles:
         """
 
         def new(what: str, number: int, handle: bytes) -> bytes:
-            told = (what, number, None) in self._told or (what, number, peer) in self._told
+            # A rank opens its own memory for messages to itself alone. Collectives do not tell it.
+            told = (what, number, peer) in self._told
+            told |= peer != self._rank and (what, number, None) in self._told
             return b"" if told else handle
 
         events = [[n, new("event", n, event.handle)] for n, event in work.numbered[:TOLD]]

@@ -83,7 +83,7 @@ class DeviceMemory:
         self._hides = False  # the log says that memory of this rank has no handle
         self.vain = 0  # see `MOST_VAIN`
         self._mixed = False  # the log says that other ranks give arrays of the host
-        self.handles = Handles(context.loop, self._freed)  # what was told, and what is open
+        self.handles = Handles(context.rank, context.loop, self._freed)
         # Loans and their borrowers.
         self.shares = Shares(context.loop, self._tell, self.when_done, self._device_failed)
         self.problem = "" if context.endpoint.reads_devices else "transports= leaves it out"

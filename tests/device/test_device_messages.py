@@ -127,6 +127,8 @@ async def test_to_a_rank_without_a_device(devices: Devices) -> None:
 async def test_any_source_order_and_oneself(devices: Devices) -> None:
     ranks = devices(3)
     async with aiodist.local(3) as groups:
+        # From here on the others have the memory of each rank open, and the rank itself has not.
+        await asyncio.gather(*(g.all_gather(ranks[g.rank].put(np.ones(3))) for g in groups))
         on(groups, ranks)
         sends = [
             groups[rank].send(ranks[rank].put(np.full(4, 10.0 * rank + turn)), 2, tag=5)

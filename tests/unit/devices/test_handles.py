@@ -53,7 +53,7 @@ def freed() -> list[int]:
 def handles(freed: list[int]) -> Handles:
     timer = SimpleNamespace(cancel=lambda: None)
     loop: Any = SimpleNamespace(call_later=lambda delay, call: timer)
-    return Handles(loop, freed.append)
+    return Handles(0, loop, freed.append)
 
 
 def work(device: Device) -> Any:
@@ -70,6 +70,16 @@ def test_handles_are_told_until_the_others_have_them(handles: Handles) -> None:
     assert again[:1] == KNOWN
     assert b"memory" not in again
     assert handles.describe(work(device), [(2, 0, 1)])[:1] == NEWS
+
+
+def test_what_all_others_have_the_rank_itself_has_not(handles: Handles) -> None:
+    device: Any = Device()
+    handles.told(handles.describe(work(device), [(1, 0, 5)]))
+    assert handles.describe(work(device), [(1, 0, 5)], peer=1)[:1] == KNOWN
+    words = handles.describe(work(device), [(1, 0, 5)], peer=0)
+    assert words[:1] == NEWS
+    handles.told(words, peer=0)
+    assert handles.describe(work(device), [(1, 0, 5)], peer=0)[:1] == KNOWN
 
 
 def test_what_one_peer_has_the_others_have_not(handles: Handles) -> None:
