@@ -180,18 +180,19 @@ class DeviceTransfer:
 
     def _open(self) -> str:
         """Open the arrays of all ranks. Return the reason if that fails, else an empty string."""
-        rank = self._place.rank
+        rank, work = self._place.rank, self.sources.device_work
+        device = None if work is None else work.device
         try:
             for src, theirs in self._words.items():
                 mine = src == rank
                 self.found[src] = (
-                    self.sources.own() if mine else self._device_memory.open(src, theirs)
+                    self.sources.own() if mine else self._device_memory.open(src, theirs, device)
                 )
         except OSError as error:
             return f"rank {rank}: {error}"
-        if self.sources.device_work is not None:
+        if work is not None:
             # Keep the arrays open until the device is done with the work that reads them.
-            self.sources.device_work.kept.append(self.found)
+            work.kept.append(self.found)
         return ""
 
     def to_host(self) -> Part[None]:
@@ -229,10 +230,9 @@ class DeviceTransfer:
 
         They are ready when the operation is done.
         """
-        (ready, *_), arrays = self._device_memory.open(src, self._words[src], owner)
-        for array in arrays[:1]:
-            device = device_of(array)
-            assert device is not None
+        device = next(map(device_of, self.found[src].arrays), None)
+        (ready, *_), arrays = self._device_memory.open(src, self._words[src], device, owner)
+        if device is not None:
             device_work = self.sources.work_on(device)
             device_work.mark.busy = True
             device_work.stream.wait(ready)

@@ -5,6 +5,7 @@ number until it knows that the others have opened it. It knows that (`told`) aft
 which all ranks have said what they could not open. For a message, it knows that when the receiver
 has read from the device and asks for the rest.
 
+Each device of a rank that uses several opens an allocation for itself, so their handles are kept.
 An allocation of another rank stays open here until its owner reports that it was freed, or the
 owner is lost, or the group ends. An owner checks for freed allocations at each new one, and from
 time to time.
@@ -32,6 +33,8 @@ KNOWN: Final = b"="
 T = TypeVar("T")
 Number = tuple[int, int]
 """A rank, and a number of it."""
+Opened = dict[Number, tuple[bytes, dict[Device, T]]]
+"""Handles of other ranks, and what devices of this rank have opened with them."""
 
 
 class Found(NamedTuple):
@@ -57,8 +60,8 @@ class Handles:
         self._told: set[tuple[str, int, int | None]] = set()
         self._shown: dict[int, Device] = {}  # the allocations that others know
         self._timer: asyncio.TimerHandle | None = None  # until the next check of these
-        self._memories: dict[Number, Any] = {}  # open allocations of other ranks
-        self._events: dict[Number, Event] = {}  # open events of other ranks
+        self._memories: Opened[Any] = {}
+        self._events: Opened[Event] = {}
 
     def describe(self, work: DeviceWork, arrays: Sequence[Any], peer: int | None = None) -> bytes:
         """What `peer` (None: all others) needs to read flat arrays.
@@ -116,12 +119,12 @@ class Handles:
                 raise ValueError(f"{TOLD} events were due")
             return Found(
                 [
-                    _known(self._events, (peer, number), handle, device.open_event)
+                    _known(self._events, (peer, number), handle, device, device.open_event)
                     for number, handle in events
                 ],
                 [
                     device.at(
-                        _known(self._memories, (peer, number), handle, device.open),
+                        _known(self._memories, (peer, number), handle, device, device.open),
                         offset,
                         name,
                         length,
@@ -168,7 +171,12 @@ class Handles:
             self._timer.cancel()
 
 
-def _known(kept: dict[Number, T], key: Number, handle: bytes, open: Callable[[bytes], T]) -> T:
+def _known(
+    kept: Opened[T], key: Number, handle: bytes, device: Device, open: Callable[[bytes], T]
+) -> T:
     if handle and key not in kept:
-        kept[key] = open(handle)
-    return kept[key]
+        kept[key] = handle, {}
+    handle, opened = kept[key]
+    if device not in opened:
+        opened[device] = open(handle)
+    return opened[device]

@@ -158,9 +158,16 @@ class DeviceMemory:
         context = self._context
         return set(range(context.size)) - {context.rank, *context.lost()}
 
-    def open(self, peer: int, words: bytes, owner: object | None = None) -> Found:
-        """Open what `peer` described; see `Handles.open`."""
-        return self.handles.open(self.device, peer, words, owner)
+    def open(
+        self, peer: int, words: bytes, device: Device | None, owner: object | None = None
+    ) -> Found:
+        """Open what `peer` described on `device`, or on the last used one if that is None or of
+        another kind; see `Handles.open`."""
+
+        def find(kind: str) -> Device | None:
+            return device if device is not None and device.kind == kind else self.device(kind)
+
+        return self.handles.open(find, peer, words, owner)
 
     def refuse(self, problem: str) -> None:
         """Stop reading each other's devices, and log why."""

@@ -260,7 +260,10 @@ class DevicePlaces:
         device = device_of(out) if out is not None else None
         onto = device  # where it goes
         if out is None and spec.kind == "device":
-            onto = self._device_memory.device()
+            # That of the operation if it has one. A program may use several at once.
+            work = self.device_work
+            onto = device_of(source) if work is None else work.device
+            onto = onto or self._device_memory.device()
         if onto is None and source is None:
             return None  # from host to host
         device = onto or device_of(source)

@@ -245,7 +245,8 @@ class Delivery:
             message.words = b""
         if message.words:
             try:
-                found = self._device_memory.open(message.source, message.words)
+                device = None if device_work is None else device_work.device
+                found = self._device_memory.open(message.source, message.words, device)
             except OSError as error:
                 self._device_memory.refuse(f"rank {self._channel.rank}: {error}")
                 message.words = b""

@@ -118,6 +118,21 @@ async def test_what_lies_in_its_own_slot_is_not_copied(
             check(device, out, np.repeat(np.arange(3), 4).reshape(3, 4))
 
 
+async def test_a_rank_uses_two_devices_at_once(devices: Devices) -> None:
+    ranks = [devices(2), devices(2)]
+    async with aiodist.local(2) as groups:
+        xs = [[device.put(of_rank(0, i)) for i, device in enumerate(pair)] for pair in ranks]
+        for turn in range(2):  # the second time, the handles are known
+            where = [(g, i) for i in range(2) for g in groups]
+            await asyncio.gather(*(g.all_reduce(xs[g.rank][i], tag=i) for g, i in where))
+            got = await asyncio.gather(*(g.all_gather(xs[g.rank][i], tag=i) for g, i in where))
+            for number, parts in enumerate(got):
+                index, rank = divmod(number, 2)
+                for part in parts:
+                    assert part.__aiodist_device__ is ranks[rank][index]
+                    check(ranks[rank][index], part, of_rank(0, index) * 2 ** (turn + 1))
+
+
 async def test_places_that_share_memory(devices: Devices) -> None:
     (device,) = devices(1)
     async with aiodist.local(2) as groups:

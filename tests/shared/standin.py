@@ -34,6 +34,8 @@ POOL = 1 << 20
 """Bytes that are allocated at once; small arrays share them."""
 _ALIGNED = 512
 _PAUSE = 0.0002
+_numbers = itertools.count(1)
+"""Of allocations: a process may have several devices, and uses no number twice."""
 
 Memory = NDArray[Any]
 
@@ -183,7 +185,6 @@ class StandinDevice:
     def __init__(self) -> None:
         self._changed = threading.Condition()  # told of each event that is recorded
         self._closed = False  # its thread is to end
-        self._numbers = itertools.count(1)  # of allocations
         # Memory of all events, which other processes open.
         self._events = Segment.create(SLOTS * 16, "aiodist-standin-events")
         # Of each event: how often it was recorded, and how often it came.
@@ -266,7 +267,7 @@ class StandinDevice:
         pools = self._held()
         pool = next((pool for pool in pools if pool.used + room <= len(pool.memory)), None)
         if pool is None:
-            pool = Pool(next(self._numbers), max(POOL, room))
+            pool = Pool(next(_numbers), max(POOL, room))
             pools.append(pool)
             self._all.add(pool)
         start = pool.used
@@ -390,5 +391,7 @@ class StandinDevice:
     ) -> None:
         assert isinstance(stream, StandinStream)
         kernel = Kernel.of(op, into.name)
+        # As on a GPU, what another device has opened is not for this one.
+        assert all(array.__aiodist_device__ is self for array in (*operands, into))
         bases = [operand.base for operand in operands]
         stream.put(functools.partial(kernel.reduce, bases, into.base, size))

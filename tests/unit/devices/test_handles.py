@@ -101,6 +101,21 @@ def test_each_allocation_of_a_peer_is_opened_once(handles: Handles) -> None:
     assert len(device.opened) == 6
 
 
+def test_each_device_opens_an_allocation_for_itself(handles: Handles) -> None:
+    devices: Any = Device(), Device()
+    words = handles.describe(work(devices[0]), [(1, 0, 5)])
+    handles.open(lambda kind: devices[0], 3, words, None)
+    handles.told(words)
+    known = handles.describe(work(devices[0]), [(1, 0, 5)])
+    for _ in range(2):
+        found = handles.open(lambda kind: devices[1], 3, known, None)
+        assert found.arrays == [(b"memory 1", 0, "float32", 5)]
+    assert devices[0].opened == devices[1].opened == [b"event 0", b"event 1", b"memory 1"]
+    handles.drop(3, 1)
+    with pytest.raises(ProtocolError, match="rank 3"):
+        handles.open(lambda kind: devices[1], 3, known, None)
+
+
 def test_what_is_freed_is_told_and_told_anew(handles: Handles, freed: list[int]) -> None:
     device: Any = Device()
     handles.told(handles.describe(work(device), [(1, 0, 5)]))
