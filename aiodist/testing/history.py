@@ -174,33 +174,40 @@ class History:
 
 
 def digest_of(value: Any) -> str:
-    """Return a short digest of a value: arrays by dtype, shape and content.
+    """Return a short digest of a value: its numbers, texts and names in order, arrays by dtype and
+    content.
 
+    Containers, shapes and kinds of arrays do not count, because ranks may rightly get one result in
+    different forms: as a list or as rows of one array, as a torch tensor or as a numpy array.
     Objects that travel as pickles count by their type only. Pickles of equal objects differ,
     because they depend on which strings are interned, and on the order of sets.
     """
+    summary, before = hashlib.blake2b(digest_size=8), ""
     try:
-        encoded = encode(value)
-    except (TypeError, ValueError):
-        try:
-            encoded = encode(_without_objects(value))
-        except Exception:  # of the tree itself, such as one that is too deep
-            return type(value).__name__
-    summary = hashlib.blake2b(encoded.meta, digest_size=8)
-    for part in encoded.buffers:
-        summary.update(part)
+        for leaf in _leaves(value):
+            try:
+                encoded = encode(leaf)
+            except (TypeError, ValueError):
+                encoded = encode(type(leaf).__name__)
+            name = encoded.specs[0].name if encoded.specs else ""
+            if not name:
+                summary.update(encoded.meta)
+            elif name != before:
+                summary.update(name.encode())
+            for part in encoded.buffers:
+                summary.update(part)
+            before = name
+    except RecursionError:  # the value contains itself
+        return type(value).__name__
     return summary.hexdigest()
 
 
-def _without_objects(value: Any) -> Any:
-    """Return a tree with the name of its type in the place of each object that needs a pickle."""
-    if isinstance(value, (list, tuple)):  # an Envelope, too
-        made = [_without_objects(item) for item in value]
-        return made if isinstance(value, list) else tuple(made)
+def _leaves(value: Any) -> Iterator[Any]:
+    """Yield what is in a tree, with the keys of its dicts."""
     if isinstance(value, dict):
-        return {str(key): _without_objects(item) for key, item in value.items()}
-    try:
-        encode(value)
-    except (TypeError, ValueError):
-        return type(value).__name__
-    return value
+        value = [part for item in value.items() for part in item]
+    if isinstance(value, (list, tuple)):  # an Envelope, too
+        for item in value:
+            yield from _leaves(item)
+    else:
+        yield value
