@@ -95,8 +95,8 @@ class Direction:
             return
         if isinstance(item, bytes):
             self._travelling -= len(item)
-            if target.closed:
-                # The socket is closed, so the bytes are answered by a reset.
+            if target.is_over:
+                # The system of the target knows no such connection, so it answers by a reset.
                 self.clear()
                 network.later(self.source.node, target.node, self.source.broken_by_peer)
                 return
@@ -150,6 +150,11 @@ class SimSocket:
     def __repr__(self) -> str:
         return f"<SimSocket {self.own} to {self.peer}{' closed' if self.closed else ''}>"
 
+    @property
+    def is_over(self) -> bool:
+        """Whether its system has forgotten the connection."""
+        return self.closed or self._over
+
     # ---- what the network does to it ----
 
     def changed(self) -> None:
@@ -167,9 +172,8 @@ class SimSocket:
             return
         self._over = True
         self._error = OSError(number, errno.errorcode[number])
-        for way in (self.incoming, self.outgoing):
-            if way is not None:
-                way.clear()
+        if self.outgoing is not None:
+            self.outgoing.clear()  # what is coming in is answered by a reset
         self.changed()
 
     def broken_by_peer(self) -> None:

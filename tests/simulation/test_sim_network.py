@@ -159,6 +159,24 @@ def test_a_cut_ends_an_idle_connection():
     assert pair.ends == ["ETIMEDOUT"]
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_what_comes_to_an_end_that_has_given_up_is_answered_by_a_reset(turned):
+    async def client(pair: Pair) -> None:
+        reader, writer = await pair.dial()
+        pair.network.later_by(30, pair.network.partition([pair.a], [pair.b]))
+        writer.write(b"held back")
+        with pytest.raises(ConnectionResetError):
+            await reader.read()
+        assert pair.loop.time() > 30
+        writer.close()
+
+    pair = Pair(loss=0.0, short=0.0)
+    if turned:  # the ends give up in the order of the nodes
+        pair.network.nodes = dict(reversed(pair.network.nodes.items()))
+    pair.play(client)
+    assert pair.ends == ["ETIMEDOUT"] and not pair.received
+
+
 def test_connecting_waits_for_a_cut_to_heal():
     async def client(pair: Pair) -> None:
         pair.network.partition([pair.a], [pair.b])
