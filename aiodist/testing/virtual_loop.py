@@ -472,6 +472,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     ) -> asyncio.Handle:
         return _belonging(super().call_soon, callback, args, context)
 
+    call_soon_threadsafe = call_soon
+
     def call_at(
         self,
         when: float,

@@ -218,9 +218,14 @@ def test_a_task_that_was_held_keeps_its_context(loop):
     loop.run_until_complete(task)
 
 
-def test_nothing_of_an_ended_process_runs_again(loop):
+@pytest.mark.parametrize("call", ["call_soon", "call_soon_threadsafe"])
+def test_nothing_of_an_ended_process_runs_again(loop, call):
     process = Process(loop, "worker")
     ran: list[str] = []
+
+    def end():
+        process.end()
+        process.context.copy().run(getattr(loop, call), ran.append, "a callback")
 
     async def work():
         try:
@@ -230,7 +235,7 @@ def test_nothing_of_an_ended_process_runs_again(loop):
             ran.append("finally")
 
     task = process.spawn(work())
-    loop.call_later(0.5, process.end)
+    loop.call_later(0.5, end)
     loop.run_until_complete(asyncio.sleep(5))
     assert ran == []
     assert not task.done()
