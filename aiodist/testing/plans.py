@@ -29,7 +29,8 @@ LASTING: Mapping[str, tuple[float, ...]] = {
 NAMES = ("kill", "cut", "delay", "break", "restart")
 """What `faults` of `explore` may name: "kill" stands for "unplug" as well."""
 
-_FAULT = re.compile(r"(\w+) (\d+) at (\d+)(?: after ([\d.e-]+))?(?: for ([\d.e-]+))?")
+_SECONDS = r"(\d+(?:\.\d+)?(?:e[-+]\d+)?)"
+_FAULT = re.compile(rf"(\w+) (\d+) at (\d+)(?: after {_SECONDS})?(?: for {_SECONDS})?")
 
 
 @dataclass(frozen=True)
