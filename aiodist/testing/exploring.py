@@ -151,6 +151,7 @@ def explore(
     with _alone, _quietly(), _ended_by(signal.SIGINT), _ended_by(alarm):
         if replay is not None:
             plan = parse(replay)
+            _as_seed(plan.seed)
             failure = explorer.play(plan)
             missed = explorer.missed()
             if failure is not None:
@@ -406,9 +407,8 @@ class _Run:
         # Programs raise errors of their own because something is wrong, and errors of aiodist often
         # because another rank has raised one.
         own = [one for one in self._errors if not isinstance(one[1], AiodistError)]
-        alive = [one for one in [*own, *self._errors] if self.simulation.nodes[one[0]].alive]
-        if alive and (own or stuck is None):
-            rank, error, self._failed = alive[0]
+        if own or (self._errors and stuck is None):
+            rank, error, self._failed = (own or self._errors)[0]
             place = _place_of(error)
             text = f"rank {rank} ends with {shown_error(error)}{f'  ({place})' if place else ''}"
             return _Failure(f"{type(error).__name__} {place}", text, error)
@@ -460,10 +460,13 @@ class _Run:
             raise
 
     def _blame(self, rank: int, error: BaseException) -> None:
-        """Note that `rank` ends with `error`, unless that is noted already."""
+        """Note that `rank` ends with `error`, unless that is noted already, or the rank was killed
+        before."""
         error = _leading(error)
         is_known = any(error is noted for _, noted, _ in self._errors)
-        if not is_known and not isinstance(error, GeneratorExit):  # which ends a run that hangs
+        # A GeneratorExit ends a run that hangs.
+        is_own = self.simulation.nodes[rank].alive and not isinstance(error, GeneratorExit)
+        if is_own and not is_known:
             self._errors.append((rank, error, self.simulation.loop.time()))
             self._note(rank, f"ends with {shown_error(error)}")
 

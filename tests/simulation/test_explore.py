@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 import pickle
@@ -372,6 +373,20 @@ def test_what_a_killed_rank_raises_in_the_end_is_its_own() -> None:
     explore(program, replay="ranks 2, seed 0, even network, kill 1 at 1")
 
 
+def test_what_a_rank_raised_before_it_was_killed_counts() -> None:
+    async def program(group: aiodist.Group) -> None:
+        if group.rank == 1:
+            await asyncio.sleep(1.0)
+            raise KeyError("early")
+        with contextlib.suppress(aiodist.AiodistError):
+            await group.barrier()
+
+    plan = "ranks 2, seed 0, even network, kill 1 at 1 after"
+    explore(program, replay=f"{plan} 0.5")
+    with pytest.raises(FoundError, match="rank 1 ends with KeyError: 'early'"):
+        explore(program, replay=f"{plan} 1.0005")
+
+
 def test_what_happened_is_counted() -> None:
     async def program(group: aiodist.Group) -> None:
         await asyncio.sleep(1.0)
@@ -413,6 +428,8 @@ def test_a_program_that_expects_all_faults_passes(faults: str) -> None:
         ({"conditions": None}, "conditions= means nothing here"),
         ({"replay": "seed 3"}, "a plan reads like"),
         ({"replay": "ranks 0, seed 3"}, "a plan reads like"),
+        ({"replay": "ranks 2, seed 3, kill 1 at 1 after 1.2.3"}, "a plan reads like"),
+        ({"replay": f"ranks 2, seed {2**32}"}, "each of seeds is from 0 to"),
         ({"lease": -1.0}, "lease is more than 0"),
         ({"transports": ("pigeon",)}, "no transport 'pigeon'"),
         ({"rank": 2}, "the number of ranks is ranks="),
