@@ -56,6 +56,18 @@ class Conditions:
     rate: float = 0.0
     control: str = "bbr"
 
+    def __post_init__(self) -> None:
+        """Raise ValueError for a network that could never carry anything."""
+        if not 0 <= self.loss < 1:
+            raise ValueError(f"loss is at least 0 and less than 1, not {self.loss}")
+        if not 0 <= self.delay[0] <= self.delay[1]:
+            raise ValueError(f"delay is two numbers of seconds, the lower first, not {self.delay}")
+        if not 1 <= self.room[0] <= self.room[1] or self.largest < 1:
+            raise ValueError(
+                f"room is two numbers of bytes, the lower first, and largest one more, each at "
+                f"least 1, not {self.room} and {self.largest}"
+            )
+
 
 class Port:
     """One end of a line, one way: packets leave it one after the other. No I/O here."""

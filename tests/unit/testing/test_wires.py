@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,24 @@ def loop() -> Iterator[VirtualLoop]:
 def wires(loop: VirtualLoop, **conditions: object) -> tuple[Wires, Node, Node]:
     made = Wires(loop, "seed", Conditions(**conditions))
     return made, made.node("a"), made.node("b")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"loss": 1.0},
+        {"loss": -0.1},
+        {"delay": (2.0, 1.0)},
+        {"delay": (-1.0, 1.0)},
+        {"room": (0, 5)},
+        {"room": (6, 5)},
+        {"largest": 0},
+    ],
+    ids=str,
+)
+def test_conditions_that_carry_nothing_are_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(given))):
+        Conditions(**given)
 
 
 def test_what_is_cut_comes_whole(loop: VirtualLoop) -> None:
