@@ -61,9 +61,12 @@ class DeviceMemory:
     #             (FLUSHED) when its stream is drained.
     #  lingering  The group has ended, and no rank can be asked any more.
     #
-    # FLUSH follows the verdict on the same link (`call_soon` in `abandon`). So a rank that answers
-    # has heard the verdict and queues no more. A lost rank reads nothing, because its context on
-    # the device ended with its process.
+    # The rank that fails first tells all others the verdict, and its FLUSH follows on the same link
+    # (`call_soon` in `abandon`). So a rank that answers has heard the verdict and queues no more.
+    # The FLUSH of another rank may overtake the verdict, and its answer come too early. That does
+    # no harm: memory that others have open stays mapped, others only read it, and no rank completes
+    # the operation with what it reads. A lost rank reads nothing, because its context on the device
+    # ended with its process.
     #
     # An operation that ends well costs nothing extra, because each rank reports that its reads are
     # complete as part of the operation.
