@@ -33,6 +33,9 @@ from aiodist.shared_memory.board import ON_DEVICE
 from aiodist.types import ReduceOp
 from aiodist.wire.frames import MAX_PAYLOAD
 
+MIXED = "tensors on devices go through host memory in reductions, because %s"
+"""What the log says."""
+
 
 class Joined:
     """A user's arrays of one dtype as one flat array on the device, and back.
@@ -167,7 +170,7 @@ class Reduction:
             if roll.all_on_devices and self._on_device:
                 yield from self._meet(on_lane)
             if not roll.all_on_devices:
-                self.place.device_memory.mixed()
+                self.place.device_memory.say_once(MIXED, "other ranks give tensors of the host")
                 yield from self._whole(host, on_lane)
             elif self.transfer.direct:
                 yield from run(self, on_lane)

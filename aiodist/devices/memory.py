@@ -83,9 +83,8 @@ class DeviceMemory:
         self._limbo: dict[int, tuple[DeviceWork, set[int]]] = {}
         self._never: list[Callable[[], None]] = []  # what waits for work of a failed device
         self._closed = False  # the group has ended
-        self._hides = False  # the log says that memory of this rank has no handle
+        self._said: set[str] = set()  # what the log has
         self.vain = 0  # see `MOST_VAIN`
-        self._mixed = False  # the log says that other ranks give arrays of the host
         self.handles = Handles(context.rank, context.loop, self._freed)
         # Loans and their borrowers.
         self.shares = Shares(context.loop, self._tell, self.when_done, self._device_failed)
@@ -176,26 +175,14 @@ class DeviceMemory:
         """Stop reading each other's devices, and log why."""
         if not self.problem:
             self.problem = problem
-            self._say("tensors on devices go through host memory: %s", problem)
+            self.say_once("tensors on devices go through host memory: %s", problem)
 
-    def hides(self, why: str) -> None:
-        """Note that others cannot read some memory of this rank."""
-        if not self._hides:
-            self._hides = True
-            self._say("some tensors on devices go through host memory: %s", why)
-
-    def mixed(self) -> None:
-        """Note that other ranks gave arrays of the host for the same reduction."""
-        if not self._mixed:
-            self._mixed = True
-            self._say(
-                "tensors on devices go through host memory in reductions, because %s",
-                "other ranks give tensors of the host",
-            )
-
-    def _say(self, text: str, why: str) -> None:
+    def say_once(self, text: str, why: str) -> None:
+        """Log `text` about this rank with the first `why`."""
         context = self._context
-        log.warning(f"group %r: rank %d: {text}", context.group, context.rank, why)
+        if text not in self._said:
+            self._said.add(text)
+            log.warning(f"group %r: rank %d: {text}", context.group, context.rank, why)
 
     # The end of an operation.
 
@@ -255,10 +242,9 @@ class DeviceMemory:
 
     def _device_failed(self, then: Callable[[], None], error: Exception) -> None:
         # Keep what `then` would free, because the device may still use it.
-        if not self._never:
-            self._say(
-                "memory that others may read is kept, because the device fails: %s", f"{error}"
-            )
+        self.say_once(
+            "memory that others may read is kept, because the device fails: %s", f"{error}"
+        )
         self._never.append(then)
 
     def when_done(

@@ -129,7 +129,8 @@ class Sources:
         except OSError as error:
             # Later operations try again, because other memory may have a handle.
             self.hidden = f"rank {self.device_memory.rank}: {error}"
-            self.device_memory.hides(self.hidden)
+            text = "some tensors on devices go through host memory: %s"
+            self.device_memory.say_once(text, self.hidden)
             return b""
 
     def own(self) -> Found:

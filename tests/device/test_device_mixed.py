@@ -283,7 +283,7 @@ async def test_who_is_done_with_a_reduction_may_leave(devices: Devices) -> None:
         works = [groups[0].all_reduce(x), groups[1].all_reduce(np.full(50, 2.0))]
         context = groups[0]._context
         (op,) = context.calls.ops.values()
-        while not context.device_memory._mixed or op.waiting_for is None:  # it has its copies
+        while not context.device_memory._said or op.waiting_for is None:  # it has its copies
             await each(groups, lambda g, r: g.barrier(tag="turn"))
         gate = hold(context.device_memory.stream(device))
         await groups[2].all_reduce(np.full(50, 4.0))
