@@ -224,10 +224,8 @@ class VirtualSelector(selectors.BaseSelector):
 
     def __init__(self, chooser: Random) -> None:
         self.now = 0.0  # seconds since the loop was made
-        self.turns = 0  # how often it has looked for what is ready
         self._polls = 0  # turns in which only callbacks were ready
         self.is_due: Callable[[], bool] = lambda: False  # whether a timer of the loop is due
-        self.alarms: dict[int, Callable[[], None]] = {}  # what to call in which turn
         self.on_turn: Callable[[], None] = lambda: None  # called in every turn
         # Makes the error if all tasks wait for ever.
         self.idle_error: Callable[[], BaseException] = lambda: DeadlockError("nothing to wait for")
@@ -290,9 +288,6 @@ class VirtualSelector(selectors.BaseSelector):
     # work. So only files are asked that something has happened to (`touch`), or that were ready
     # before.
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        self.turns += 1
-        if self.turns in self.alarms:
-            self.alarms.pop(self.turns)()
         self.on_turn()
         ready = []
         for number in list(self._hot):
@@ -406,15 +401,6 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def time(self) -> float:
         return self._virtual.now
-
-    @property
-    def turns(self) -> int:
-        """How many turns it has made."""
-        return self._virtual.turns
-
-    def at_turn(self, turn: int, callback: Callable[[], None]) -> None:
-        """Call `callback`, as the calling process, before anything else happens in that turn."""
-        self._virtual.alarms[turn] = partial(contextvars.copy_context().run, callback)
 
     @property
     def selector(self) -> VirtualSelector:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from seeds import seeds
+from turns import after_turns
 
 import aiodist
 from aiodist import CollectiveAbortedError, MismatchError, ReduceOp
@@ -484,8 +485,7 @@ def test_a_rank_that_dies_at_any_time_is_named(length):
             x = given(group.rank, length)
             await group.barrier()
             if group.rank == 1:
-                loop: Any = asyncio.get_running_loop()
-                loop.at_turn(loop.turns + turn, current_process().kill)
+                after_turns(turn, current_process().kill)
             try:
                 await group.all_reduce(x, codec=int8(error_feedback=True), tag="t")
             except aiodist.PeerLostError as error:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from turns import after_turns
 
 import aiodist
 from aiodist.codecs import int8
@@ -83,9 +84,8 @@ async def cancelled_at(turn: int, start: Callable[[], Awaitable[Any]]) -> asynci
     async def main() -> Any:
         return await start()
 
-    loop: Any = asyncio.get_running_loop()
     task = asyncio.ensure_future(main())
-    loop.at_turn(loop.turns + 2 + turn, task.cancel)  # it is called in the next one
+    after_turns(2 + turn, task.cancel)  # it is called in the next one
     await asyncio.wait([task])
     return task
 
