@@ -10,9 +10,10 @@ from aiodist.testing.conformance import LinkConformance
 from aiodist.testing.exploring import Explored, FoundError, explore
 from aiodist.testing.faults import Fault, FaultInjector
 from aiodist.testing.history import History, HistoryEntry
-from aiodist.testing.network import Conditions, Network, Node
 from aiodist.testing.simulation import HangError, InvariantError, Killed, Simulation
+from aiodist.testing.sockets import Network
 from aiodist.testing.virtual_loop import DeadlockError, Process, VirtualLoop
+from aiodist.testing.wires import Conditions, Node
 
 __all__ = [
     "CodecConformance",

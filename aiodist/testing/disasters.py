@@ -8,8 +8,8 @@ from random import Random
 
 from aiodist.errors import AiodistError
 from aiodist.testing.faults import Action, Point
-from aiodist.testing.network import Node
 from aiodist.testing.simulation import Simulation
+from aiodist.testing.wires import Node
 
 
 @dataclass(frozen=True)

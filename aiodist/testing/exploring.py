@@ -27,7 +27,6 @@ import numpy as np
 from aiodist.errors import AiodistError
 from aiodist.group import Group
 from aiodist.phases.base import as_int
-from aiodist.testing.network import Conditions
 from aiodist.testing.plans import KINDS, NAMES, Planned, RunPlan, draw, parse, shrink
 from aiodist.testing.simulation import (
     HangError,
@@ -47,6 +46,7 @@ from aiodist.testing.story import (
     until,
 )
 from aiodist.testing.virtual_loop import DeadlockError, VirtualLoop, current_process
+from aiodist.testing.wires import Conditions
 
 Program = Callable[..., Awaitable[Any]]
 Check = Callable[[dict[int, Any]], object]

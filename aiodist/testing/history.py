@@ -178,7 +178,7 @@ def digest_of(value: Any) -> str:
     content.
 
     Containers, shapes and kinds of arrays do not count, because ranks may rightly get one result in
-    different forms: as a list or as rows of one array, as a torch tensor or as a numpy array.
+    different forms. It may be a list or rows of one array, and a torch tensor or a numpy array.
     Objects that travel as pickles count by their type only. Pickles of equal objects differ,
     because they depend on which strings are interned, and on the order of sets.
     """

@@ -8,8 +8,8 @@ from random import Random
 
 from aiodist.testing.disasters import Disaster, random_disaster
 from aiodist.testing.mail import Mail, random_mail
-from aiodist.testing.network import Conditions
 from aiodist.testing.steps import KINDS, Step
+from aiodist.testing.wires import Conditions
 
 SIZES = (0, 1, 3, 50, 1000, 9000, 40_000)
 """Elements of 8 bytes."""

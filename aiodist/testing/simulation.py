@@ -23,7 +23,7 @@ from aiodist.phases.base import as_int
 from aiodist.session import connect
 from aiodist.testing.faults import FaultInjector
 from aiodist.testing.history import History
-from aiodist.testing.network import Conditions, Network, Node
+from aiodist.testing.sockets import Network
 from aiodist.testing.virtual_loop import (
     DeadlockError,
     VirtualLoop,
@@ -31,6 +31,7 @@ from aiodist.testing.virtual_loop import (
     current_process,
     shown_task,
 )
+from aiodist.testing.wires import Conditions, Node
 from aiodist.timeouts import check_seconds
 
 T = TypeVar("T")

@@ -1,8 +1,10 @@
-"""Simulated stream sockets: what TCP does, as far as a user of sockets can tell.
+"""Simulated stream sockets, and their network: what TCP does, as far as a user of sockets can tell.
 
 A socket here has the methods of `socket.socket` that asyncio and the library call. Each direction
 of a connection is a `Direction`: bytes are cut, delayed and delivered in order, a limited number
-at a time. Its network decides how long that takes, and whether anything gets through.
+at a time. Its network decides how long that takes, and whether anything gets through. Lost packets
+are sent again, so a lossy network is a slow one. A cut holds everything back until it heals, or
+until the connection is given up.
 """
 
 from __future__ import annotations
@@ -13,9 +15,10 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
-from aiodist.testing.wires import END, RESET, Node, Where, Wires
+from aiodist.testing.virtual_loop import VirtualLoop, current_process
+from aiodist.testing.wires import END, RESET, Conditions, Node, Where, Wires
 
 _TRIP = struct.Struct("=148xI")
 """`tcpi_min_rtt` of Linux's `struct tcp_info`, in microseconds."""
@@ -401,3 +404,23 @@ class SimSocket:
         open_end = self.outgoing if not self._over else None
         if open_end is not None and (how is RESET or (how is END and not self._shut)):
             open_end.finish(how)
+
+
+class Network(Wires):
+    """The network of a virtual loop. `seed` decides delays, losses and sizes of packets."""
+
+    def __init__(
+        self, loop: VirtualLoop, seed: int | str = 0, conditions: Conditions | None = None
+    ) -> None:
+        super().__init__(loop, seed, conditions)
+        loop.make_socket = self._socket
+
+    def _socket(self, family: int, kind: int, proto: int) -> Any:
+        process = current_process()
+        if not isinstance(process, Node):
+            raise OSError(
+                errno.ENETDOWN, "no node has called this: run it by node.spawn(coroutine)"
+            )
+        if not process.alive:
+            raise OSError(errno.ENETDOWN, f"{process} is dead")
+        return cast(Any, SimSocket(self, process))

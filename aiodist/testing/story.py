@@ -18,8 +18,8 @@ from typing import Any
 
 from aiodist.rank.whereabouts import is_users, wait_of
 from aiodist.testing.history import HistoryEntry
-from aiodist.testing.network import Node
 from aiodist.testing.virtual_loop import Process
+from aiodist.testing.wires import Node
 
 MOST_TEXT = 70
 """Characters of a line of the program, and of a value, at most."""

@@ -17,8 +17,8 @@ import numpy as np
 
 import aiodist
 from aiodist.testing import Simulation
-from aiodist.testing.network import Node
 from aiodist.testing.simulation import Killed
+from aiodist.testing.wires import Node
 
 CALLS = 64
 """The most calls of one member."""

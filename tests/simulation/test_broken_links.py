@@ -18,8 +18,7 @@ from seeds import seeds
 import aiodist
 from aiodist.links.peer import Peer
 from aiodist.testing import Conditions, Simulation
-from aiodist.testing.network import Node
-from aiodist.testing.wires import Wires
+from aiodist.testing.wires import Node, Wires
 from aiodist.transports import bundle, stream, unix
 from aiodist.transports.base import Link, Receiver
 from aiodist.transports.bundle import Bundle

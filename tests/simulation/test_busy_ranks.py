@@ -11,9 +11,9 @@ import pytest
 
 import aiodist
 from aiodist.testing import Conditions, Simulation
-from aiodist.testing.network import Node
 from aiodist.testing.simulation import Killed
 from aiodist.testing.virtual_loop import current_process
+from aiodist.testing.wires import Node
 
 QUICK = Conditions(delay=(20e-6, 200e-6), loss=0.0)
 BUSY = 60.0

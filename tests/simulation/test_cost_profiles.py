@@ -12,7 +12,7 @@ import pytest
 from aiodist import Group
 from aiodist.schedules.costs import ONE_HOST_TCP, Costs, written
 from aiodist.testing import Simulation
-from aiodist.testing.network import Conditions
+from aiodist.testing.wires import Conditions
 
 ONE_WAY = 0.02
 FAR = Conditions(
