@@ -75,6 +75,24 @@ def test_what_meets() -> None:
     assert places.meet(T[:4], T.numpy())
 
 
+class OnCuda(torch.Tensor):
+    """Looks as if it were on a GPU: only its addresses may be used."""
+
+    is_cuda = True
+    is_cpu = False
+
+
+def test_what_meets_on_a_gpu() -> None:
+    x = torch.zeros(40).as_subclass(OnCuda)
+    assert places.meet([x[:4]], {"a": x[3:]})
+    assert not places.meet(x[:4], x[4:])
+    assert not places.meet(x.reshape(4, 10)[:, 0], x.reshape(4, 10)[:, 1])
+    with pytest.raises(ValueError, match=r"^out\[0\] and out\[1\] share"):
+        places.check([x[:4], x[3:]], "out")
+    found = places.overlapping([[x[:4], x[4:8]]], x, lambda: {0: x[:4], 1: x[6:]}, 0, 0)
+    assert len(found) == 1 and found[0].data_ptr() == x[4:].data_ptr()
+
+
 def copies(values: list[Any], out: list[Any], at: int | None = None) -> list[list[bool]]:
     """Which arrays of `values` have to be copied; ``values[at]`` goes to ``out[at]``."""
     given = [encode(value).buffers for value in values]
