@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from aiodist.buffers import overlaps, tensors
 from aiodist.buffers.arrays import UserArray, check_writable, plain, view
 from aiodist.buffers.dtypes import carrier
+from aiodist.buffers.encoding import encode
 from aiodist.buffers.tokens import MAX_DEPTH, NO_ARRAYS, TOO_DEEP
 
 Memory = NDArray[Any]
@@ -94,25 +95,29 @@ def overlapping(
     places: Callable[[], Mapping[int, Any]],
     own: int | None = None,
     at: int = 0,
+    meta: bytes = b"",
 ) -> list[Any]:
     """Return those arrays of `values` that overlap with `out`, so that they have to be copied.
 
     Each value is a list of byte views and of arrays on devices, in order, without empty ones.
-    Results go to `out`. ``values[own]`` goes to ``places()[at]``: each of its arrays may lie in its
-    own place.
+    Results go to `out`. ``values[own]``, whose metadata is `meta`, goes to ``places()[at]``. Each
+    of its arrays may lie in its own place.
     """
     memories = [[_memory(array) for array in value] for value in values]
     # Nearly always nothing overlaps, and the parts of `out` do not matter.
     if not _met([memory for each in memories for memory in each], _arrays(out)):
         return []
-    slots = {slot: _arrays(place) for slot, place in places().items()}
+    given = places()
+    is_paired = _is_in_order(meta, given.get(at))
+    slots = {slot: _arrays(place) for slot, place in given.items()}
     mine = [array for array in slots.pop(at, ()) if array.base.nbytes]
     others = [array for arrays in slots.values() for array in arrays]
     found: list[Any] = []
     for number, each in enumerate(memories):
         for index, memory in enumerate(each):
             rest = [*others, *mine]
-            if number == own and index < len(mine) and _is_in_place(memory, mine[index]):
+            is_own = number == own and is_paired and index < len(mine)
+            if is_own and _is_in_place(memory, mine[index]):
                 rest = [*others, *mine[:index], *mine[index + 1 :]]
             if _met([memory], rest):
                 found.append(values[number][index])
@@ -129,6 +134,21 @@ def _met(read: Sequence[Memory], written: Sequence[UserArray]) -> bool:
     count = len(written)
     pairs = overlaps.meetings([array.base for array in written], read)
     return any(other >= count for _, other in pairs)
+
+
+def _is_in_order(meta: bytes, place: Any) -> bool:
+    """Tell whether the arrays of the value with this metadata go to those of a place in their
+    order.
+
+    The keys of a dict may stand in another order there, or an array may have no place. Trees with
+    arrays on devices count as different.
+    """
+    if not isinstance(place, (list, tuple, dict)):
+        return True
+    try:
+        return encode(place).meta == meta
+    except (TypeError, ValueError):
+        return False
 
 
 def _is_in_place(memory: Memory, array: UserArray) -> bool:

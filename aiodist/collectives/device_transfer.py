@@ -114,7 +114,7 @@ class DeviceTransfer:
         for value in values:
             first = self.first(value)
             given.append(value.filled(flats[first : first + len(value.gaps)]))
-        found = overlapping(given, out, slots, own, at)
+        found = overlapping(given, out, slots, own, at, values[own].meta)
         numbers = set(map(id, found))
         for value in values:
             value.buffers = [

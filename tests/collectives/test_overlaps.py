@@ -108,20 +108,24 @@ def sizes(group: Any, n: int, number: int, kind: str) -> tuple[Any, Any]:
     return result(), ranks_of(group, number)
 
 
-def tree(group: Any, n: int, number: int, kind: str) -> tuple[Any, Any]:
+def tree(keys: str) -> Any:
     """The arrays of the own value lie in their slot, each in the place of the other."""
-    out = [{"a": room(kind, (n,)), "b": room(kind, (n,))} for _ in range(SIZE)]
-    own = out[group.rank]
-    own["b"][:] = 10 * number + group.rank
-    own["a"][:] = -7.0
-    work = group.all_gather({"a": own["b"], "b": own["a"]}, out=out)
 
-    async def result() -> list[Any]:
-        got = await work
-        assert all((each["b"] == -7.0).all() for each in got)
-        return [each["a"] for each in got]
+    def call(group: Any, n: int, number: int, kind: str) -> tuple[Any, Any]:
+        out = [{key: room(kind, (n,)) for key in keys} for _ in range(SIZE)]
+        own = out[group.rank]
+        own["b"][:] = 10 * number + group.rank
+        own["a"][:] = -7.0
+        work = group.all_gather({"a": own["b"], "b": own["a"]}, out=out)
 
-    return result(), ranks_of(group, number)
+        async def result() -> list[Any]:
+            got = await work
+            assert all((each["b"] == -7.0).all() for each in got)
+            return [each["a"] for each in got]
+
+        return result(), ranks_of(group, number)
+
+    return call
 
 
 def tied(group: Any, n: int, number: int, kind: str) -> tuple[Any, Any]:
@@ -219,7 +223,8 @@ RIGHT: dict[str, Any] = {
     "all_gather columns": columns,
     "all_gather row among columns": row_among_columns,
     "all_gather sizes": sizes,
-    "all_gather tree": tree,
+    "all_gather tree": tree("ab"),
+    "all_gather tree in another order": tree("ba"),
     "gather": gather,
     "scatter own": scatter(1),
     "scatter other": scatter(2),

@@ -95,8 +95,10 @@ def test_what_meets_on_a_gpu() -> None:
 
 def copies(values: list[Any], out: list[Any], at: int | None = None) -> list[list[bool]]:
     """Which arrays of `values` have to be copied; ``values[at]`` goes to ``out[at]``."""
-    given = [encode(value).buffers for value in values]
-    found = places.overlapping(given, out, lambda: dict(enumerate(out)), at, at or 0)
+    encoded = [encode(value) for value in values]
+    given = [each.buffers for each in encoded]
+    meta = encoded[at or 0].meta
+    found = places.overlapping(given, out, lambda: dict(enumerate(out)), at, at or 0, meta)
     numbers = list(map(id, found))
     assert len(numbers) == sum(id(view) in numbers for value in given for view in value)
     return [[id(view) in numbers for view in value] for value in given]
@@ -113,6 +115,14 @@ def test_what_lies_where_it_goes_stays() -> None:
     assert copies([[A[:4], M[0]]], [[A[:4], M[0]]], 0) == [[False, False]]
     empty: Any = A[:0]
     assert copies([[empty, A[:4]]], [[empty, A[:4]]], 0) == [[False]]
+
+
+def test_keys_may_stand_in_another_order() -> None:
+    x, y = A[:4], A[4:8]
+    assert copies([{"a": x, "b": y}], [{"a": x, "b": y}], 0) == [[False, False]]
+    assert copies([{"a": x, "b": y}], [{"b": x, "a": y}], 0) == [[True, True]]
+    assert copies([[{"a": x, "b": y}]], [[{"b": y, "a": x}]], 0) == [[True, True]]
+    assert copies([[x, 7]], [[x, object()]], 0) == [[True]]
 
 
 @pytest.mark.parametrize(
