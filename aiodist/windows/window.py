@@ -229,9 +229,11 @@ class Window:
     async def _end(self) -> None:
         for task in self._serving:
             task.cancel()
-        await asyncio.gather(*self._serving, return_exceptions=True)
         self._x = None
-        await self._close()
+        try:
+            await asyncio.gather(*self._serving, return_exceptions=True)
+        finally:  # also if this task is cancelled meanwhile
+            await self._close()
 
     def _of(self, rank: int) -> Exposed:
         self._group._enter()

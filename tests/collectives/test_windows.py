@@ -590,6 +590,22 @@ def test_a_close_ends_if_all_tasks_that_wait_for_it_are_cancelled(run, groups):
     run(main())
 
 
+def test_a_close_that_is_cancelled_at_any_time_closes_the_window(run, groups):
+    async def main():
+        async with groups(2) as ranks:
+            for turns in range(1, 13):
+                one, two = await windows_of(ranks, [np.zeros(4), np.zeros(4)])
+                closing = [asyncio.create_task(window.close()) for window in (two, one)]
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                closing[1].cancel()
+                await asyncio.wait(closing)
+                assert one._group.closed and one._x is None, turns
+                await one.close()
+
+    run(main())
+
+
 def test_windows_end_with_their_group(run, groups):
     async def main():
         async with groups(2) as ranks:
