@@ -62,11 +62,12 @@ class _Line:
 class Group(Operations):
     """Ranks that communicate. Get a group from `aiodist.connect`, `run`, `local`, or another group.
 
-    **Operations** start when you call them, and return a `Work`. Await it for the result. All take
+    **Operations** start when you call them, and return a `Work`. Await it for the result. They take
     these two arguments:
 
     * `tag`: None, a str of at most 1024 bytes in UTF-8, or an int of 64 bits. Calls of the ranks
-      match by tag, and in their order within one tag.
+      match by tag, and in their order within one tag. Operations that make a group or a window, and
+      `agree`, have no `tag`.
     * `timeout`: seconds until the operation fails. None: the group's `op_timeout`. `math.inf`:
       never.
 
@@ -82,7 +83,8 @@ class Group(Operations):
 
     * A call with a bad tag, because it has no order.
     * A call of `subgroup` with bad `ranks`, because they do not say which ranks wait.
-    * A call that Python itself refuses, because it has too few or too many positional arguments.
+    * A call that Python itself refuses. It has too few or too many positional arguments, or the
+      name of an argument is unknown and the operation has no `tag`.
     * A call from another event loop, which raises RuntimeError.
     * A call after the group has ended, which raises what ended it.
 
