@@ -8,6 +8,7 @@ from typing import Any
 
 from aiodist.buffers.paths import Path, Where
 from aiodist.buffers.tokens import MAX_DEPTH, TOO_DEEP
+from aiodist.phases.base import as_int, as_shape
 from aiodist.schedules.resharding import Box, text
 
 
@@ -19,8 +20,9 @@ class Shard:
     dimensions are there as a whole. `shape` may be an int, as in numpy. For example,
     ``Shard(rows, (slice(2, 4),), (8, 6))`` is rows 2 and 3 of an array of shape (8, 6).
 
-    Raises TypeError if `index` is not made of slices. Raises ValueError if a slice has a step or is
-    not within `shape`, or if `array` has another shape than the part.
+    Raises TypeError if `index` is not made of slices of ints, or `shape` not of ints. Raises
+    ValueError if a slice has a step or is not within `shape`, or if `array` has another shape than
+    the part.
 
     For example::
 
@@ -36,7 +38,7 @@ class Shard:
     """`index` as numbers: the start and stop in each dimension."""
 
     def __post_init__(self) -> None:
-        shape = (self.shape,) if isinstance(self.shape, int) else tuple(map(int, self.shape))
+        shape = as_shape(self.shape)
         index = (self.index,) if isinstance(self.index, slice) else tuple(self.index)
         object.__setattr__(self, "shape", shape)
         object.__setattr__(self, "index", index)
@@ -57,8 +59,9 @@ def _box(index: tuple[slice, ...], shape: tuple[int, ...]) -> Box:
     box = []
     for dim, length in enumerate(shape):
         one = index[dim] if dim < len(index) else slice(None)
-        start = 0 if one.start is None else int(one.start)
-        stop = length if one.stop is None else int(one.stop)
+        expected = f"index[{dim}] has an int as start and stop"
+        start = 0 if one.start is None else as_int(one.start, expected)
+        stop = length if one.stop is None else as_int(one.stop, expected)
         if one.step not in (None, 1) or not 0 <= start <= stop <= length:
             raise ValueError(
                 f"index[{dim}] is {one}: a slice without a step is needed, from 0 or later to "

@@ -17,7 +17,9 @@ def test_a_part_is_where_its_index_says():
     part = Shard(X[2:4], (slice(2, 4),), X.shape)
     assert part.box == ((2, 4), (0, 6))
     assert Shard(X[:, 3:], (slice(None), slice(3, None)), (8, 6)).box == ((0, 8), (3, 6))
-    assert Shard(X[0, 2:4], slice(2, 4), 6).box == ((2, 4),)
+    for shape in (6, np.int64(6), [np.int64(6)]):
+        part = Shard(X[0, 2:4], slice(np.int64(2), 4), shape)
+        assert (part.box, part.shape) == (((2, 4),), (6,))
     assert Shard(X[:0], (slice(3, 3),), X.shape).box == ((3, 3), (0, 6))
 
 
@@ -29,12 +31,20 @@ def test_a_part_is_where_its_index_says():
         ((slice(-2, None),), ValueError, "from 0 or later to 8 at most"),
         ((slice(0, 9),), ValueError, "to 8 at most"),
         ((slice(None),) * 3, ValueError, r"index has 3 slices; the shape \(8, 6\) has 2"),
+        ((slice(0, 7 / 2),), TypeError, r"index\[0\] has an int as start and stop, not 3\.5"),
+        ((slice("0", 8),), TypeError, "an int as start and stop, not '0'"),
         ((slice(0, 4),), ValueError, r"\[0:4, 0:6\] has the shape \(4, 6\); .* has \(8, 6\)"),
     ],
 )
 def test_what_is_no_part_is_refused(index, error, words):
     with pytest.raises(error, match=words):
         Shard(X, index, X.shape)
+
+
+def test_a_shape_is_made_of_ints():
+    for shape in ((8.5, 6), ("8", 6), 8.5):
+        with pytest.raises(TypeError, match=r"shape is an int.*, not (8\.5|'8')"):
+            Shard(X, (), shape)
 
 
 def test_a_part_needs_an_array():
