@@ -127,7 +127,7 @@ class Neighbors:
             [given],
             lambda _: self._in_order(given.result(), out),
             lambda error: _renamed(error, op),
-        )
+        ).for_user(self.group._unseen)
 
     def _by_rank(self, values: Sequence[Any], places: dict[int, list[int]]) -> list[Any]:
         """Return, for each rank of the group, the list of `values` in its places, or None."""

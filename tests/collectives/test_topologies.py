@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
 
 import numpy as np
@@ -160,6 +161,19 @@ def test_a_cancelled_call_and_a_lost_rank(run, groups):
             ranks[2].abort("enough")
             with pytest.raises(aiodist.PeerLostError):
                 await pending
+
+    run(main())
+
+
+def test_a_forgotten_await_is_told(run, groups):
+    async def main():
+        async with groups(2) as ranks:
+            grids = [Grid(group, (2,)) for group in ranks]
+            with pytest.warns(RuntimeWarning, match="the Work of neighbor_all_gather was dropped"):
+                grids[0].neighbor_all_gather(1)
+                await grids[1].neighbor_all_gather(2)
+                await asyncio.gather(*[group.barrier() for group in ranks])
+                gc.collect()
 
     run(main())
 
