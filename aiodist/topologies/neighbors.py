@@ -140,20 +140,24 @@ class Neighbors:
         """Return what came, in the order of the sources. A place without one keeps its value of
         `out`."""
         values: list[Any] = [None] * len(self.sources) if out is None else [*out]
-        for rank, came in enumerate(given):
+        for rank, slot in enumerate(given):
             places = self._from.get(rank, [])
-            if len(came or ()) != len(places):
+            came = [] if slot is None else slot
+            # A rank that called all_to_all instead may have sent anything.
+            is_list = isinstance(came, list)
+            if not is_list or len(came) != len(places):
                 own = self.group.rank
+                sent = f"{len(came)} values" if is_list else f"no list but {type(came).__name__}"
                 raise MismatchError(
-                    f"rank {rank} sent {len(came or ())} values to rank {own}, which has it as a "
-                    f"source {len(places)} times: all ranks have to name the same neighbours, or "
-                    "the same dims",
+                    f"rank {rank} sent {sent} to rank {own}, which has it as a source "
+                    f"{len(places)} times: all ranks have to name the same neighbours, or the same "
+                    "dims",
                     calls={
-                        rank: f"{len(came or ())} values to rank {own}",
+                        rank: f"{sent} to rank {own}",
                         own: f"{len(places)} values of rank {rank}",
                     },
                 )
-            for place, value in zip(places, came or (), strict=True):
+            for place, value in zip(places, came, strict=True):
                 values[place] = value
         return values
 

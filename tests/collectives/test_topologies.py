@@ -194,6 +194,18 @@ def test_ranks_that_disagree_about_neighbours(run, groups, out):
     run(main())
 
 
+def test_a_rank_that_calls_all_to_all_instead(run, groups):
+    async def main():
+        async with groups(2) as ranks:
+            for given in (5, "two", np.zeros(1), {0: 1}, None):
+                work = Graph(ranks[0], [1]).neighbor_all_gather(1)
+                await ranks[1].all_to_all([given, given])
+                with pytest.raises(aiodist.MismatchError, match=r"rank 1 .* to rank 0, which has"):
+                    await work
+
+    run(main())
+
+
 def test_blocking_ranks(run, groups, everyone):
     async def main():
         async with groups(2) as ranks:
