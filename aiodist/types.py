@@ -181,9 +181,10 @@ class ReduceOp:
             return f"PREMUL_SUM({self.factor!r})"
         if self.function is None or self.name in _MEMBERS:
             return self.name
-        # Ranks cut arrays, and combine them in an order, by these.
+        # Ranks cut arrays, and combine them in an order, by these. They come first, because the
+        # name may be any text.
         flags = {"commutative": self.commutative, "elementwise": self.elementwise}
-        return " ".join([self.name, *(flag for flag, is_set in flags.items() if is_set)])
+        return " ".join([*(flag for flag, is_set in flags.items() if is_set), self.name])
 
 
 def _minloc(a: Any, b: Any) -> Any:

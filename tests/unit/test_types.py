@@ -62,10 +62,11 @@ def test_a_function_keeps_order_and_whole_arrays() -> None:
 def test_a_function_of_which_more_is_said() -> None:
     op = ReduceOp.custom(keep, commutative=True, elementwise=True, name="first")
     assert (op.name, op.commutative, op.elementwise) == ("custom:first", True, True)
-    assert str(op) == "custom:first commutative elementwise"
+    assert str(op) == "commutative elementwise custom:first"
     one = ReduceOp.custom(keep, commutative=True)
     assert (one.commutative, one.elementwise) == (True, False)
-    assert str(one) == "custom:keep commutative"
+    assert str(one) == "commutative custom:keep"
+    assert str(one) != str(ReduceOp.custom(keep, name="keep commutative"))
 
 
 def test_a_callable_without_a_name_is_called_by_its_class() -> None:
