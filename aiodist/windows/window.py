@@ -56,6 +56,9 @@ REQUESTS = "requests"
 LEAST_SECONDS = 0.001
 """Seconds for the others if the operations of a rank have taken all of the timeout of a `fence`."""
 
+ANSWERED = (NoneType, MessageTooLargeError, MismatchError, ProtocolError)
+"""How the receive of an answer ends if the answer has come."""
+
 MOST_WORDS = 1000
 """The longest text of a refusal, in characters. It must fit into one frame: see `Window._why`."""
 
@@ -308,7 +311,7 @@ class Window:
         self, rank: int, number: int, sending: Work[None], answer: asyncio.Future[Any]
     ) -> None:
         """Receive an answer that is no longer awaited, so that it does not stay queued for ever."""
-        came = not answer.cancelled() and isinstance(answer.exception(), (NoneType, MismatchError))
+        came = not answer.cancelled() and isinstance(answer.exception(), ANSWERED)
         if came or self._group.closed or rank in self._group._context.lost():
             return
         late = self._group.recv(src=rank, tag=number)

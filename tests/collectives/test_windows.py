@@ -382,6 +382,20 @@ def test_a_cancelled_call(run, groups):
     run(main())
 
 
+def test_an_answer_that_is_too_large(run, groups):
+    async def main():
+        async with groups(2, max_message_bytes=1 << 16) as ranks:
+            one, two = await windows_of(ranks, [np.zeros(LARGE), None])
+            with pytest.raises(aiodist.MessageTooLargeError):
+                await two.get(0)
+            await two.get(0, 0)  # the loop has turned
+            assert not two._group._context.p2p.pending
+            assert not two._group.iprobe()
+            await close_all([one, two])
+
+    run(main())
+
+
 def test_an_owner_that_is_busy(run, groups):
     """Its loop turns, but its service does not come to it: as if it were at work."""
 
