@@ -438,7 +438,8 @@ def _share_numbers(place: Place, own: Any, on_lane: bool) -> Part[list[list[Scal
 
 
 def _folded(values: Sequence[Scalar], op: ReduceOp) -> Scalar | NoResult:
-    """Reduce numbers. If the result does not fit, return a Failure: all ranks find the same."""
+    """Reduce numbers. If the result does not fit, return a NoResult, because the results of other
+    ranks may fit."""
     try:
         return reduce_scalars(values, op)
     except OverflowError as error:
