@@ -163,6 +163,7 @@ class OperationStarts(ABC):
         """
         self._check_loop()
         if not (self.closed or failures.is_forgone(error)):
+            tag = None if tag is None else as_tag(tag)
             self._context.calls.forgo("collective", tag, error)
 
     def _deadline(

@@ -147,6 +147,24 @@ def test_a_wrong_call_on_one_rank_alone(run, groups, call, error):
     run(main())
 
 
+def test_the_tag_of_a_wrong_call(run, groups):
+    async def main():
+        async with groups(3) as ranks:
+            grids = [Grid(group, (3,)) for group in ranks]
+            with pytest.raises(ValueError, match="places"):
+                grids[0].neighbor_all_to_all([1], tag=np.int64(3))
+            works = [grid.neighbor_all_gather(0, tag=3) for grid in grids[1:]]
+            for outcome in await asyncio.gather(*works, return_exceptions=True):
+                assert isinstance(outcome, aiodist.CollectiveAbortedError)
+            # A bad tag says of no call that it was refused, so the others hear nothing of it.
+            with pytest.raises(TypeError, match=r"a tag is a str or an int, not 1\.5"):
+                grids[0].neighbor_all_to_all([1], tag=1.5)
+            got = await asyncio.gather(*[grid.neighbor_all_gather(7) for grid in grids])
+            assert got == [[None, 7], [7, 7], [7, None]]
+
+    run(main())
+
+
 def test_a_cancelled_call_and_a_lost_rank(run, groups):
     async def main():
         async with groups(3) as ranks:
