@@ -187,8 +187,8 @@ class Window:
     async def close(self) -> None:
         """Wait until all ranks have called this, as `fence` does, and release the memory.
 
-        Tasks that call this meanwhile wait for the same close. If all of them are cancelled, it is
-        cancelled, too. Raises as `fence` does.
+        Tasks that call this meanwhile wait for the same close. If all of them are cancelled, this
+        rank leaves at once, and what is pending fails. Raises as `fence` does.
         """
         if self._closing is None or self._closing.done():
             if self._group.closed:
@@ -209,6 +209,9 @@ class Window:
     async def _finish(self) -> None:
         try:
             await self.fence()
+        except asyncio.CancelledError:
+            self._abort("the close of a window was cancelled")  # else it waits for what is pending
+            raise
         finally:
             await self._end()
 
@@ -221,6 +224,7 @@ class Window:
         if error is None:
             await self.close()
         else:
+            self._abort(in_words(error))
             await self._end()
 
     # -- inside -----------------------------------------------------------------------------------

@@ -36,6 +36,12 @@ async def close_all(windows):
     await asyncio.gather(*[window.close() for window in windows])
 
 
+def stop_serving(window):
+    """Let its owner come to no request, as if it were at work."""
+    for task in window._serving:
+        task.cancel()
+
+
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("length", [SMALL, LARGE])
 def test_get_put_accumulate(run, groups, size, length):
@@ -402,8 +408,7 @@ def test_an_owner_that_is_busy(run, groups):
     async def main():
         async with groups(2) as ranks:
             one, two = await windows_of(ranks, [np.zeros(3), None])
-            for task in one._serving:
-                task.cancel()
+            stop_serving(one)
             for work in (two.get(0, timeout=0.01), two.put(0, 0, 1.0, timeout=0.01)):
                 with pytest.raises(aiodist.CollectiveTimeoutError) as caught:
                     await work
@@ -588,15 +593,21 @@ def test_tasks_of_one_rank_close_a_window_together(run, groups, is_cancelled):
 
 
 def test_a_close_ends_if_all_tasks_that_wait_for_it_are_cancelled(run, groups):
+    """It does not wait for what is pending."""
+
     async def main():
         async with groups(2) as ranks:
-            one, two = await windows_of(ranks, [np.zeros(4), None])
+            one, two = await windows_of(ranks, [None, np.zeros(LARGE)])
+            stop_serving(two)
+            put = one.put(1, ..., np.ones(LARGE), timeout=math.inf)
             closing = [asyncio.create_task(one.close()) for _ in range(2)]
             await asyncio.sleep(0)
             for task in closing:
                 task.cancel()
             await asyncio.wait(closing)
             assert all(task.cancelled() for task in closing)
+            with pytest.raises(aiodist.GroupClosedError):
+                await put
             with pytest.raises((aiodist.CollectiveAbortedError, aiodist.PeerLostError)):
                 await two.close()
             await asyncio.gather(one.close(), two.close())  # both are closed
@@ -634,17 +645,21 @@ def test_windows_end_with_their_group(run, groups):
 
 
 def test_a_block_that_fails_leaves_no_window(run, groups):
+    """It does not wait for what is pending, and the others hear why."""
+
     async def main():
         async with groups(2) as ranks:
-
-            async def body(group):
-                async with await group.expose(np.zeros(3)) as window:
-                    await window.fence()
-                    if group.rank:
-                        raise LookupError("of rank 1")
-
-            outcomes = await asyncio.gather(*map(body, ranks), return_exceptions=True)
-            assert isinstance(outcomes[1], LookupError)
-            assert isinstance(outcomes[0], aiodist.AiodistError)
+            one, two = await windows_of(ranks, [np.zeros(LARGE), None])
+            stop_serving(one)
+            with pytest.raises(LookupError):
+                async with two:
+                    put = two.put(0, ..., np.ones(LARGE), timeout=math.inf)
+                    raise LookupError("of rank 1")
+            with pytest.raises(aiodist.GroupClosedError, match="LookupError: of rank 1"):
+                await put
+            with pytest.raises(aiodist.PeerLostError, match="LookupError: of rank 1"):
+                await one.fence()
+            await asyncio.gather(one.close(), two.close(), return_exceptions=True)
+            assert one._group.closed and two._group.closed
 
     run(main())
