@@ -280,8 +280,14 @@ class Lifespan:
             over.cancel()
             serving.cancel()
             await asyncio.wait({over, serving})
-        if not serving.cancelled():
+        try:
             serving.result()
+        except asyncio.CancelledError as error:
+            if not (self._stopping or keeper.over.is_set()):
+                raise RuntimeError(
+                    "serve ended by CancelledError, but neither its epoch nor its worker has "
+                    "ended: was something cancelled that it awaits?"
+                ) from error
         if not self._stopping:
             group._context.check_open()
 

@@ -282,11 +282,18 @@ async def buggy(group):
     raise ValueError("a bug")
 
 
+async def awaits_a_cancelled_task(group):
+    task = asyncio.create_task(asyncio.Event().wait())
+    task.cancel()
+    await task
+
+
 @pytest.mark.parametrize(
     ("serve", "error", "text"),
     [
         (buggy, ValueError, "a bug"),
         (lambda group: 3, TypeError, "serve must be an async function; it returned 3"),
+        (awaits_a_cancelled_task, RuntimeError, "serve ended by CancelledError"),
     ],
 )
 def test_what_serves_badly_is_said_to_all_who_ask(run, stage, caplog, serve, error, text):
