@@ -91,6 +91,8 @@ class Lifespan:
     def group(self) -> Group:
         """The group of the present epoch, or of the last one until the next begins."""
         group = self._started().group
+        if self._next.done():
+            self._next.result()  # raises why this worker has no group any more
         if group is None:
             raise RuntimeError("this worker is joining its group anew: use lifespan.call")
         return group

@@ -303,6 +303,8 @@ def test_what_serves_badly_is_said_to_all_who_ask(run, stage, caplog, serve, err
             await started(*workers)
             with pytest.raises(error, match=text):
                 await workers[0].lifespan.call(barrier, 3)
+            with pytest.raises(error, match=text):
+                _ = workers[0].lifespan.group
             workers[0].stop.set()
             with pytest.raises(error, match=text):
                 await workers[0].task
