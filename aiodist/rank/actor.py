@@ -134,6 +134,7 @@ class RankActor(EndpointOwner):
         self._hurries = False  # it was aborted while it left
         self.ended: GroupClosedError | None = None  # why this rank has left; None: it stays
         self.is_evicted = False  # the coordinator has ruled that this rank is lost
+        self.has_quit = False  # it was told to leave, and does not do so for an error
         self.votes = 0  # that are under way at the coordinator, of all groups of this rank
         self.adopt(view)
         # Events since the view come first, then new ones.
@@ -343,7 +344,8 @@ class RankActor(EndpointOwner):
         """Abort after an unexpected error, because others may wait for something that never
         comes."""
         if self._leaving is None:
-            self.abort(f"an unexpected error on it: {in_words(error)}"[:MAX_TEXT])
+            reason = f"an unexpected error on it: {in_words(error)}"[:MAX_TEXT]
+            self.abort(reason, self._end_with(f"aborted: {reason}"))
 
     def _cannot_accept(self, error: OSError) -> None:
         # The peer that waits may be a stranger, so this rank goes on unless it waits, too.
@@ -380,6 +382,7 @@ class RankActor(EndpointOwner):
         Raises CollectiveTimeoutError, at the end, if not all that was sent could be delivered.
         """
         if self._leaving is None:
+            self.has_quit = True
             self.ended = self._end_with("closed", in_order=True)
             self._leaving = self.loop.create_task(self._leave(self.ended), name="aiodist leave")
             self._tell_changed()
@@ -460,6 +463,7 @@ class RankActor(EndpointOwner):
             self._hurries = True
             self.endpoint.hurry()
             return
+        self.has_quit = error is None
         self.ended = ended = error or self._end_with(f"aborted: {reason}")
         self._leaving = self.loop.create_task(self._stop(reason), name="aiodist abort")
         self._leaving.add_done_callback(_stopped)  # not every caller of abort waits for it

@@ -91,6 +91,8 @@ class Keeper:
             try:
                 return self._begin(await self._gone_on(group))
             except (GroupClosedError, CoordinatorLostError) as error:
+                if group._actor.has_quit:
+                    return await self.next()
                 log.warning("joining again as a new member: %s", error)
                 await self._forget(group)
         return self._begin(await self._join())

@@ -221,6 +221,8 @@ class Lifespan:
             while (group := await self._formed(keeper)) is not None:
                 async with group:
                     await self._epoch(keeper, group)
+            if not self._stopping:
+                raise GroupClosedError("this worker's program has closed its group")
         except Exception as error:
             if self._has_begun:
                 log.exception(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 
 import pytest
 from idle_time import on_idle_time
@@ -535,5 +537,37 @@ def test_an_epoch_that_does_not_form_says_who_does_not_come(run, stage):
             groups = await asyncio.gather(keeper.next(), other.next())
             assert [group.size for group in groups] == [2, 2]
             await asyncio.gather(keeper.end(), other.end())
+
+    run(main())
+
+
+@inproc
+@pytest.mark.parametrize("how", ["close", "abort", "no files", "a bug"])
+def test_a_rank_that_leaves_while_an_epoch_forms(run, stage, how):
+    """If its program did not ask for it, it joins again."""
+
+    async def main():
+        async with stage() as cast:
+            keepers = [
+                Keeper(aiodist.connect(cast.address, **cast.options, **ELASTIC)) for _ in range(2)
+            ]
+            group, _ = await asyncio.gather(*[keeper.next() for keeper in keepers])
+            forming = asyncio.ensure_future(keepers[0].next())
+            await until(lambda: group._actor.votes)
+            if how == "close":
+                await group.close()
+            elif how == "abort":
+                group.abort("no more")
+            elif how == "no files":
+                group._actor.exhausted(OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
+            else:
+                group._actor.task_failed(LookupError(how))
+            await group._actor.gone()
+            if how in ("close", "abort"):
+                assert await forming is None
+            else:
+                await asyncio.gather(forming, keepers[1].next())
+                assert keepers[0].group.size == 2
+            await asyncio.gather(*[keeper.end() for keeper in keepers])
 
     run(main())

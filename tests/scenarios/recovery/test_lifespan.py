@@ -314,6 +314,24 @@ def test_what_serves_badly_is_said_to_all_who_ask(run, stage, caplog, serve, err
     assert "this worker has no group any more" in caplog.text
 
 
+def test_a_group_that_is_closed_while_the_next_epoch_forms_is_said_to_all_who_ask(run, stage):
+    async def main():
+        async with stage() as cast:
+            workers = [Worker(cast) for _ in range(2)]
+            await started(*workers)
+            lifespan = workers[0].lifespan
+            await workers[1].end()
+            await until(lambda: lifespan.group._actor.votes)
+            asked = asyncio.ensure_future(lifespan.call(barrier, 2))
+            await lifespan.group.close()
+            for waits in (asked, lifespan.call(barrier, 2), workers[0].task):
+                with pytest.raises(aiodist.GroupClosedError, match="program has closed its group"):
+                    await waits
+                workers[0].stop.set()
+
+    run(main())
+
+
 @on_idle_time
 def test_a_worker_that_waits_to_join_tells_where_the_lifespan_was_made(run, stage, caplog):
     async def main():
