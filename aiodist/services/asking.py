@@ -107,21 +107,33 @@ class Asking:
     async def _answered(self, group: Group, number: int, question: Any) -> Any:
         """Return this worker's own answer. Question and answer travel as those of the others do, so
         that a program that works with one worker works with several."""
-        answer = await self._answer(await _to_self(group, number, question))
+        came = await _to_self(group, number, question)
+        try:
+            answer = await self._answer(came)
+        except asyncio.CancelledError as error:
+            if _is_cancelled():
+                raise
+            # Otherwise the task that asks would look cancelled.
+            raise RuntimeError("this worker's answer ended by CancelledError") from error
         return await _to_self(group, number, answer)
 
     async def _reply(self, group: Group, source: int, number: int, question: Any) -> None:
         try:
             await group.send([number, True, await self._answer(question)], source, tag=TAG)
         except (Exception, asyncio.CancelledError) as error:
-            task = asyncio.current_task()
-            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+            if isinstance(error, asyncio.CancelledError) and _is_cancelled():
                 raise  # the epoch is over, and not only something that the answer has waited for
             if not group.closed:
                 text = in_words(error)[:MAX_TEXT]
                 # The rank that asked may be gone by now, and then its loss is no error of `close`.
                 sending = group.send([number, False, text], source, tag=TAG)
                 sending.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+
+def _is_cancelled() -> bool:
+    """Whether this task itself is cancelled, and not only something that it awaits."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 async def _to_self(group: Group, number: int, value: Any) -> Any:

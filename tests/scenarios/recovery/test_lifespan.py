@@ -520,6 +520,9 @@ def test_a_question_that_fails_harms_no_other_one(run, stage, wrong, raised):
             asks = [worker.lifespan.ask for worker in workers]
             with pytest.raises(raised):
                 await asks[0](large if wrong == "large question" else wrong, timeout=60)
+            if wrong == "cancelled answer":  # by the worker that asks, too
+                with pytest.raises(raised, match="ended by CancelledError"):
+                    await asks[1](wrong, timeout=60)
             assert [await ask("x", timeout=60) for ask in asks] == [["x", "x"]] * 2
             await asyncio.gather(*[worker.end() for worker in workers])
 
