@@ -391,8 +391,10 @@ class BlockingWork(Generic[T]):
         if work is None or work.cancel() or work.cancelled() or self._outcome.is_taken:
             return True
         if not isinstance(work, Work):
-            if self._discard is not None and work.exception() is None:
-                self._discard(work.result())
+            # Once, because `wait` and `run` may both give up for the same error.
+            discard, self._discard = self._discard, None
+            if discard is not None and work.exception() is None:
+                discard(work.result())
             return True
         if work.error is not None:
             return True
