@@ -352,7 +352,7 @@ class _Ranks:
 
     def _look(self, rank: _RankProcess) -> None:
         """Take a complete report of a rank, or note the end of a process without one."""
-        code = rank.process.poll()  # first, because its whole report is in the pipe by then
+        code = _exit_code(rank.process)  # first, because its whole report is in the pipe by then
         rank.reading.read()
         report = rank.reading.report
         if report is None and code is None:
@@ -412,11 +412,7 @@ class _Ranks:
         return f"{text} ({spawn.name_ranks(begun)} amid a report: stopped?)" if begun else text
 
     def _await_ends(self, timeout: float | None, deadline: float | None) -> None:
-        for rank in self._ranks:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                rank.process.wait(left)
-        late = [rank.number for rank in self._ranks if rank.process.poll() is None]
+        late = [rank.number for rank in self._ranks if not _ends_by(deadline, rank.process)]
         if late:
             raise TimeoutError(
                 f"{spawn.name_ranks(late)} of {self._job.size} had returned, but still ran after "
@@ -428,7 +424,9 @@ class _Ranks:
         try:
             self._signal(signal.SIGTERM)
             self._signal(signal.SIGCONT)  # a stopped process handles SIGTERM only after this
-            self._reap()
+            end = time.monotonic() + spawn.GRACE
+            for rank in self._ranks:
+                _ends_by(end, rank.process)
         finally:
             with _uninterrupted():
                 # Even if all ranks have ended, because their children in their process groups may
@@ -446,8 +444,34 @@ class _Ranks:
 
     def _signal(self, number: signal.Signals) -> None:
         for rank in self._ranks:
-            if not spawn.signal_group(rank.process.pid, number):
-                rank.process.send_signal(number)
+            process = rank.process
+            if not spawn.signal_group(process.pid, number) and process.returncode is None:
+                with contextlib.suppress(OSError):
+                    os.kill(process.pid, number)  # `send_signal` might reap it
+
+
+def _exit_code(process: subprocess.Popen[bytes]) -> int | None:
+    """Return the exit code of a process; None: it runs.
+
+    Does not reap the process, because its number could then become that of a foreign process group,
+    which `stop` would signal. macOS can do so from Python 3.13 on.
+    """
+    if process.returncode is None and hasattr(os, "waitid"):
+        with contextlib.suppress(ChildProcessError):  # the program ignores SIGCHLD
+            ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if ended is None:
+                return None
+            return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+    return process.poll()
+
+
+def _ends_by(deadline: float | None, process: subprocess.Popen[bytes]) -> bool:
+    """Wait until a process ends, without reaping it. False: it still runs at the deadline."""
+    while _exit_code(process) is None:
+        if deadline is not None and time.monotonic() >= deadline:
+            return False
+        time.sleep(_ENDING)
+    return True
 
 
 @contextlib.contextmanager

@@ -202,11 +202,11 @@ def signal_group(pid: int, number: signal.Signals) -> bool:
     Returns False if there is none: the process has just started and has no group yet, or all of the
     group has ended.
     """
-    # A group has the number of its first process, and keeps it while it has a member. So no other
-    # group can be hit, even if the first process is gone.
+    # A group has the number of its first process. That number is free for others as soon as the
+    # process is reaped and the group has no member. So signal first, and reap after that.
     try:
         os.killpg(pid, number)
-    except ProcessLookupError:
+    except (ProcessLookupError, PermissionError):  # macOS: all of the group has ended
         return False
     return True
 

@@ -24,7 +24,7 @@ import pytest
 
 import aiodist
 from aiodist import launch
-from aiodist.launching import reports
+from aiodist.launching import reports, spawn
 
 
 @pytest.fixture(autouse=True)
@@ -141,7 +141,10 @@ async def die(group: aiodist.Group, number: int) -> None:
     await group.recv()
 
 
-def test_rank_that_dies_is_named() -> None:
+@pytest.mark.parametrize("has_waitid", [True, False], ids=["waitid", "no waitid"])
+def test_rank_that_dies_is_named(monkeypatch: pytest.MonkeyPatch, has_waitid: bool) -> None:
+    if not has_waitid:  # macOS
+        monkeypatch.delattr(os, "waitid")
     with pytest.raises(
         aiodist.PeerLostError, match=r"rank 1 of 2 died \(signal SIGKILL\) before its main returned"
     ) as caught:
@@ -282,6 +285,9 @@ class Clock:
     def monotonic(self) -> float:
         return time.monotonic() + self._late
 
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
     def pass_timeout(self) -> None:
         self._late = 1e6
 
@@ -393,6 +399,29 @@ async def exit_in_a_child(group: aiodist.Group, raises: bool, _: object) -> int:
 def test_child_that_ends_in_main(raises: bool) -> None:
     """It reports nothing in the name of its rank."""
     assert aiodist.run(exit_in_a_child, 1, (raises, WithoutUvloop())) == [0]
+
+
+@pytest.mark.parametrize("dies", [True, False])
+def test_ranks_are_signalled_while_their_numbers_are_their_own(
+    monkeypatch: pytest.MonkeyPatch, dies: bool
+) -> None:
+    """A reaped process has no number, so another process group may have it."""
+    signal_group, signals = spawn.signal_group, []
+
+    def signalling(pid: int, number: signal.Signals) -> bool:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # raises if it was reaped
+        signals.append(number)
+        return signal_group(pid, number)
+
+    monkeypatch.setattr(spawn, "signal_group", signalling)
+    if dies:
+        with pytest.raises(aiodist.PeerLostError):
+            aiodist.run(die, 2, (signal.SIGKILL,))
+    else:
+        aiodist.run(sum_of_ranks, 2, (1,))
+    assert signals == [
+        number for number in (signal.SIGTERM, signal.SIGCONT, signal.SIGKILL) for _ in range(2)
+    ]
 
 
 def test_ctrl_c_while_ranks_are_started(monkeypatch: pytest.MonkeyPatch) -> None:
