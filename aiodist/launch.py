@@ -158,14 +158,17 @@ def run(
             f"main, args and options are pickled, which fails: {in_words(error)}: "
             "move functions and classes to the top level of a module"
         ) from error
-    with _coordinator() as (coordinator, token), tempfile.TemporaryFile() as payload:
+    token = options.get("token")
+    if token is None:
+        token = secrets.token_urlsafe()
+    with _coordinator(token) as coordinator, tempfile.TemporaryFile() as payload:
         job = spawn.Job(
             address=coordinator.address,
             run_id=uuid.uuid4().hex,
             local_size=nprocs,
             master_addr="127.0.0.1",
             master_port=spawn.free_port(),
-            token=token,
+            token=token if isinstance(token, str) else None,  # bytes are in `options` alone
         )
         payload.write(pickle.dumps((preparation, job, by_value, work)))
         payload.flush()
@@ -233,9 +236,8 @@ def _packs_by_value(main: object) -> bool:
 
 
 @contextlib.contextmanager
-def _coordinator() -> Iterator[tuple[Coordinator, str]]:
-    """A coordinator in a thread of its own, and its token."""
-    token = secrets.token_urlsafe()
+def _coordinator(token: str | bytes) -> Iterator[Coordinator]:
+    """A coordinator in a thread of its own."""
     ready: concurrent.futures.Future[Coordinator] = concurrent.futures.Future()
     # Made here and not in the thread, so that it can be told to stop at any time.
     loop = spawn.new_event_loop()
@@ -258,7 +260,7 @@ def _coordinator() -> Iterator[tuple[Coordinator, str]]:
     thread = threading.Thread(target=body, name="aiodist-coordinator", daemon=True)
     thread.start()
     try:
-        yield ready.result(), token
+        yield ready.result()
     finally:
         with contextlib.suppress(RuntimeError):  # the loop is closed: it never started
             loop.call_soon_threadsafe(over.set)

@@ -463,8 +463,10 @@ def not_async(group: aiodist.Group) -> int:
     return group.rank
 
 
-def test_options_go_to_connect() -> None:
-    assert aiodist.run(size_of_messages, 1, max_message_bytes=1000) == [1000]
+@pytest.mark.parametrize("token", ["mine", b"\0", None])
+def test_options_go_to_connect(token: str | bytes | None) -> None:
+    options: Any = {"max_message_bytes": 1000, "token": token}
+    assert aiodist.run(size_of_messages, 1, **options) == [1000]
 
 
 def test_a_function_within_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
