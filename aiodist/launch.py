@@ -134,7 +134,8 @@ def run(
     """
     spawn.require_posix("aiodist.run")
     if unknown := options.keys() - GroupOptions.__optional_keys__:
-        raise unexpected("run", dict.fromkeys(sorted(unknown)), {"size": "use nprocs="})
+        hints = {"size": "use nprocs=", "world_size": "use nprocs="}
+        raise unexpected("run", dict.fromkeys(sorted(unknown)), hints)
     if not isinstance(args, Iterable):
         raise TypeError(f"args is a tuple of arguments of main, such as ({args!r},), not {args!r}")
     args = tuple(args)

@@ -179,7 +179,8 @@ def connect(
             await group.barrier()
     """
     if unknown:
-        raise unexpected("connect", unknown, {"run_id": "use group="})
+        hints = {"run_id": "use group=", "world_size": "use size="}
+        raise unexpected("connect", unknown, hints)
     if as_int(max_message_bytes, "max_message_bytes is an int") < 1:
         raise ValueError(f"max_message_bytes is at least 1, not {max_message_bytes!r}")
     by_environment = address is None

@@ -487,8 +487,9 @@ def test_wrong_calls() -> None:
     start: Any = aiodist.run
     with pytest.raises(TypeError, match=r"run\(\) got an unexpected .*'no_such_option'$"):
         start(wait_for_ever, 1, no_such_option=1)
-    with pytest.raises(TypeError, match=r"run\(\) got an unexpected .*'size': use nprocs=$"):
-        start(wait_for_ever, 2, size=4)
+    for name in ("size", "world_size"):
+        with pytest.raises(TypeError, match=rf"run\(\) got an unexpected .*'{name}': use nprocs=$"):
+            start(wait_for_ever, 2, **{name: 4})
     with pytest.raises(TypeError, match=r"args is a tuple of .*, such as \(5,\), not 5"):
         start(wait_for_ever, 1, args=5)
     with pytest.raises(TypeError, match="main must be an async function; it returned 0"):

@@ -188,8 +188,10 @@ def test_an_option_that_means_nothing_is_named_as_the_argument(options, error, t
 def test_an_argument_that_there_is_not_is_named_with_what_to_use():
     with pytest.raises(TypeError, match=r"connect\(\) got .* argument 'run_id': use group=$"):
         aiodist.connect("inproc://absent", size=1, run_id="7")
-    with pytest.raises(TypeError, match=r"connect\(\) got an unexpected .* 'world_size'$"):
+    with pytest.raises(TypeError, match=r"connect\(\) got .* 'world_size': use size=$"):
         aiodist.connect("inproc://absent", world_size=1)
+    with pytest.raises(TypeError, match=r"connect\(\) got an unexpected .* 'no_such_option'$"):
+        aiodist.connect("inproc://absent", size=1, no_such_option=1)
 
 
 async def test_numbers_may_be_those_of_numpy() -> None:
