@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
 
 import numpy as np
 
@@ -34,6 +34,17 @@ from aiodist.types import Member, View
 from aiodist.windows.window import Window, offered
 from aiodist.wire.recovery import Purpose
 from aiodist.work import Unseen, Work
+
+_NAMES: Final[dict[str, str]] = {
+    **dict.fromkeys(["world_size", "get_world_size", "Get_size"], "size"),
+    **dict.fromkeys(["get_rank", "Get_rank"], "rank"),
+    "bcast": "broadcast",
+    "allreduce": "all_reduce",
+    "allgather": "all_gather",
+    "alltoall": "all_to_all",
+    "new_group": "subgroup or split",
+}
+"""Names in torch and mpi4py, and here."""
 
 
 class EpochKeeper(Protocol):
@@ -572,6 +583,13 @@ class Group(Operations):
             # The coordinator does not know of groups that were made of others.
             ends.append(partial(self._context.tell_unlinked, error.message))
         despite_errors(*ends)
+
+    if not TYPE_CHECKING:  # type checkers have errors of their own for these
+
+        def __getattr__(self, name: str) -> NoReturn:
+            hint = f": use {_NAMES[name]}" if name in _NAMES else ""
+            text = f"a group has no attribute {name!r}{hint}"
+            raise AttributeError(text, name=name, obj=self)
 
     async def __aenter__(self) -> Group:
         if self._line.keeper is not None:

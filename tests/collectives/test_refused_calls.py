@@ -469,3 +469,14 @@ async def test_names_of_other_libraries(op: str, given: dict[str, Any], hint: st
 
         await asyncio.to_thread(in_a_thread)
         assert await group.all_reduce(1) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("world_size", ": use size"), ("bcast", ": use broadcast"), ("nothing", "")],
+)
+async def test_attributes_of_other_libraries(name: str, hint: str) -> None:
+    async with aiodist.local(1) as [group]:
+        assert not hasattr(group, name)
+        with pytest.raises(AttributeError, match=f"^a group has no attribute '{name}'{hint}$"):
+            getattr(group, name)
