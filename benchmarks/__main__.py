@@ -15,7 +15,7 @@ from aiodist_cli.bench_cases import Effort
 from aiodist_cli.bench_report import Report, machine, markdown, tables
 from aiodist_cli.bench_run import publish, unusable
 from aiodist_cli.errors import run_until_signal
-from benchmarks import authentication, suites
+from benchmarks import suites
 from benchmarks.asked import HEAD, SHARED, rows
 from benchmarks.hosts import CELLS, LAYOUTS, cells_of, layouts_of
 from benchmarks.suites import SUITES
@@ -33,7 +33,6 @@ examples:
   python -m benchmarks figures --only all_reduce,citizen
   python -m benchmarks hosts --hosts 2x1,4x2 --cases all_reduce:64MiB,broadcast --rounds 3
   python -m benchmarks links                        the transports alone, without the engine
-  python -m benchmarks authentication               what authenticating frames would cost
 """
 
 
@@ -49,7 +48,7 @@ def parser() -> argparse.ArgumentParser:
         "name",
         nargs="?",
         default="all_reduce",
-        choices=[*SUITES, "figures", "authentication"],
+        choices=[*SUITES, "figures"],
         help="what to measure (default: all_reduce); figures: all of them, beside what is asked",
     )
     made.add_argument("--only", metavar="NAME,…", help="of the figures, those of these benchmarks")
@@ -71,11 +70,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str]) -> int:
     """Run the benchmark that the arguments name. The exit status: 1 if something failed."""
-    if arguments[:1] == ["authentication"]:
-        return authentication.main(arguments[1:])
     options = parser().parse_args(arguments)
-    if options.name == "authentication":
-        parser().error("authentication has options of its own: name it before them")
     figures = options.name == "figures"
     names = (
         (options.only.split(",") if options.only else list(SUITES)) if figures else [options.name]

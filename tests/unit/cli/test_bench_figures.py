@@ -114,7 +114,6 @@ def test_iperf3() -> None:
     ("arguments", "problem"),
     [
         (["nonsense"], "invalid choice: 'nonsense'"),
-        (["--rounds", "1", "authentication"], "has options of its own: name it before them"),
         (["figures", "--only", "citizen,x"], "there is no benchmark 'x': expected all_reduce"),
         (["citizen", "--plot", "x.gif"], "a plot is written as one of"),
         (["citizen", "--json", "no/such/x.json"], "--json: there is no folder"),
@@ -133,7 +132,7 @@ def test_help_has_examples() -> None:
     text = parser().format_help()
     assert "python -m benchmarks figures --only" in text
     named = re.findall(r"^  python -m benchmarks ([a-z]\w*)", text, re.MULTILINE)
-    assert "authentication" in named
+    assert "links" in named
     assert all(parser().parse_args([name]) for name in named)
 
 
