@@ -87,9 +87,8 @@ all ranks on their cores, and each turn refills the caches. So pieces are few an
 ROUND: Final = 1024 * 1024
 """The bytes of a small area that phases of `LEAST_IN_ROUND` or more go round in. Each one begins
 behind the last one of its size, because the others still have memory in their caches that they have
-just read. To write over that, and read it, takes more than twice as long as with memory that has
-left their caches (``python -m benchmarks.shared_copies``). Two areas together are as large as the
-own caches of most cores, or larger."""
+just read. To write over that, and read it, takes longer than with memory that has left their
+caches. Two areas together are as large as the own caches of most cores, or larger."""
 LEAST_IN_ROUND: Final = 32 * 1024
 STEP: Final = 64 * 1024
 """Such phases begin at multiples of so many bytes."""
