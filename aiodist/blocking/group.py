@@ -17,7 +17,7 @@ from typing import (
     runtime_checkable,
 )
 
-from aiodist.blocking.calls import BlockingWork, Home
+from aiodist.blocking.calls import Blocking, BlockingWork, Home, waiting
 from aiodist.blocking.store import BlockingStore
 from aiodist.blocking.window import BlockingWindow
 from aiodist.errors import GroupClosedError
@@ -42,19 +42,6 @@ class Neighboring(Protocol):
         ...
 
 
-def _waiting(
-    operation: Callable[Concatenate[Operations, P], Awaitable[R]],
-) -> Callable[Concatenate[BlockingGroup, P], R]:
-    """Make the method of a `BlockingGroup` that calls `operation` and waits for its result."""
-
-    @wraps(operation)
-    def method(self: BlockingGroup, /, *args: P.args, **options: P.kwargs) -> R:
-        call = partial(operation, self._group, *args, **options)
-        return BlockingWork[R](self._home, call).run()
-
-    return method
-
-
 def _starting(
     operation: Callable[Concatenate[Operations, P], Awaitable[R]],
 ) -> Callable[Concatenate[BlockingGroup, P], BlockingWork[R]]:
@@ -62,13 +49,13 @@ def _starting(
 
     @wraps(operation)
     def method(self: BlockingGroup, /, *args: P.args, **options: P.kwargs) -> BlockingWork[R]:
-        call = partial(operation, self._group, *args, **options)
+        call = partial(operation, self._behind, *args, **options)
         return BlockingWork[R](self._home, call).start()
 
     return method
 
 
-class BlockingGroup:
+class BlockingGroup(Blocking[Any]):
     """A group whose operations are ordinary calls. Made by `Group.blocking` and `connect_blocking`.
 
     Every call waits for its result, except `start`, `isend`, `issend` and `irecv`, which return a
@@ -88,8 +75,7 @@ class BlockingGroup:
 
     def __init__(self, group: Any, home: Home) -> None:
         """`group` is the `Group` whose methods are called on its loop."""
-        self._group = group
-        self._home = home
+        super().__init__(home, group)
         home.adopt(group)
 
     # -- what it is -------------------------------------------------------------------------------
@@ -100,82 +86,82 @@ class BlockingGroup:
     @property
     def name(self) -> str:
         """The name of the group."""
-        name: str = self._group.name
+        name: str = self._behind.name
         return name
 
     @property
     def rank(self) -> int:
         """This rank, 0 to size - 1."""
-        rank: int = self._group.rank
+        rank: int = self._behind.rank
         return rank
 
     @property
     def size(self) -> int:
         """Number of ranks."""
-        size: int = self._group.size
+        size: int = self._behind.size
         return size
 
     @property
     def local_rank(self) -> int:
         """This rank's place among the ranks of this host."""
-        local_rank: int = self._group.local_rank
+        local_rank: int = self._behind.local_rank
         return local_rank
 
     @property
     def local_size(self) -> int:
         """Number of ranks of this host."""
-        local_size: int = self._group.local_size
+        local_size: int = self._behind.local_size
         return local_size
 
     @property
     def epoch(self) -> int:
         """The number of this membership. It grows with each new one."""
-        epoch: int = self._group.epoch
+        epoch: int = self._behind.epoch
         return epoch
 
     @property
     def members(self) -> tuple[Member, ...]:
         """The members, by rank."""
-        members: tuple[Member, ...] = self._group.members
+        members: tuple[Member, ...] = self._behind.members
         return members
 
     @property
     def address(self) -> str:
         """The coordinator's address."""
-        address: str = self._group.address
+        address: str = self._behind.address
         return address
 
     @property
     def bytes_moved(self) -> tuple[int, int]:
         """Payload bytes sent to and received from all peers so far, over all transports."""
-        moved: tuple[int, int] = self._group.bytes_moved
+        moved: tuple[int, int] = self._behind.bytes_moved
         return moved
 
     @property
     def closed(self) -> bool:
         """Whether the group has ended here."""
-        closed: bool = self._group.closed
+        closed: bool = self._behind.closed
         return closed
 
     @property
     def lost(self) -> dict[int, str]:
         """The ranks that are lost or have left, with the reason. See `Group.lost`."""
-        lost: dict[int, str] = self._group.lost
+        lost: dict[int, str] = self._behind.lost
         return lost
 
     @property
     def revoked(self) -> bool:
         """Whether this rank has heard that the group was revoked."""
-        revoked: bool = self._group.revoked
+        revoked: bool = self._behind.revoked
         return revoked
 
     @property
     def store(self) -> BlockingStore:
         """The group's key-value store, kept by the coordinator."""
-        return BlockingStore(self._home, self._group.store)
+        return BlockingStore(self._home, self._behind.store)
 
     def __repr__(self) -> str:
-        return f"<BlockingGroup of {self._group!r}>"
+        return f"<BlockingGroup of {self._behind!r}>"
 
     # -- operations -------------------------------------------------------------------------------
 
@@ -215,48 +201,48 @@ class BlockingGroup:
         )
         if owner is self and method is not None:
             return BlockingWork[Any](
-                self._home, partial(method, self._group, *args, **options)
+                self._home, partial(method, self._behind, *args, **options)
             ).start()
         if isinstance(owner, Neighboring) and owner.group is self:
-            there = getattr(owner.over(self._group), operation.__name__)
+            there = getattr(owner.over(self._behind), operation.__name__)
             return BlockingWork[Any](self._home, partial(there, *args, **options)).start()
         raise TypeError(
             f"start takes an operation of this group, such as group.all_reduce, and not "
             f"{getattr(operation, '__qualname__', operation)!r}; pass its arguments after it"
         )
 
-    all_reduce = _waiting(Operations.all_reduce)
-    reduce = _waiting(Operations.reduce)
-    broadcast = _waiting(Operations.broadcast)
-    share = _waiting(Operations.share)
-    reshard = _waiting(Operations.reshard)
-    all_gather = _waiting(Operations.all_gather)
-    gather = _waiting(Operations.gather)
-    scatter = _waiting(Operations.scatter)
-    reduce_scatter = _waiting(Operations.reduce_scatter)
-    all_to_all = _waiting(Operations.all_to_all)
-    scan = _waiting(Operations.scan)
-    exscan = _waiting(Operations.exscan)
-    barrier = _waiting(Operations.barrier)
-    send = _waiting(Operations.send)
-    recv = _waiting(Operations.recv)
-    ssend = _waiting(Operations.ssend)
+    all_reduce = waiting(Operations.all_reduce)
+    reduce = waiting(Operations.reduce)
+    broadcast = waiting(Operations.broadcast)
+    share = waiting(Operations.share)
+    reshard = waiting(Operations.reshard)
+    all_gather = waiting(Operations.all_gather)
+    gather = waiting(Operations.gather)
+    scatter = waiting(Operations.scatter)
+    reduce_scatter = waiting(Operations.reduce_scatter)
+    all_to_all = waiting(Operations.all_to_all)
+    scan = waiting(Operations.scan)
+    exscan = waiting(Operations.exscan)
+    barrier = waiting(Operations.barrier)
+    send = waiting(Operations.send)
+    recv = waiting(Operations.recv)
+    ssend = waiting(Operations.ssend)
     isend = _starting(Operations.send)
     issend = _starting(Operations.ssend)
     irecv = _starting(Operations.recv)
-    sendrecv = _waiting(Operations.sendrecv)
-    probe = _waiting(Operations.probe)
+    sendrecv = waiting(Operations.sendrecv)
+    probe = waiting(Operations.probe)
 
     def iprobe(
         self, *, src: Src = ANY_SOURCE, tag: str | int | AnyTag = ANY_TAG, **unknown: Never
     ) -> Envelope | None:
         """See `Group.iprobe`."""
-        envelope: Envelope | None = self._run(self._group.iprobe, src=src, tag=tag, **unknown)
+        envelope: Envelope | None = self._run(self._behind.iprobe, src=src, tag=tag, **unknown)
         return envelope
 
     def acknowledge_lost(self) -> tuple[int, ...]:
         """See `Group.acknowledge_lost`."""
-        lost: tuple[int, ...] = self._run(self._group.acknowledge_lost)
+        lost: tuple[int, ...] = self._run(self._behind.acknowledge_lost)
         return lost
 
     def messages(
@@ -264,7 +250,7 @@ class BlockingGroup:
     ) -> Iterator[tuple[Any, int, str | int]]:
         """``for value, source, tag in group.messages(tag=…)``: see `Group.messages`."""
         while True:
-            work = BlockingWork[Any](self._home, partial(self._group.recv, src=src, tag=tag))
+            work = BlockingWork[Any](self._home, partial(self._behind.recv, src=src, tag=tag))
             try:
                 value = work.run()
             except GroupClosedError as error:
@@ -278,45 +264,45 @@ class BlockingGroup:
     @typed(Signatures.empty)
     def empty(self, shape: int | Sequence[int], dtype: Any = None, *, like: Any = None) -> Any:
         """See `Group.empty`."""
-        return self._run(self._group.empty, shape, dtype, like=like)
+        return self._run(self._behind.empty, shape, dtype, like=like)
 
     def expose(
         self, x: Array | Buffer | None = None, *, timeout: float | None = None
     ) -> BlockingWindow:
         """See `Group.expose`."""
-        return BlockingWindow(self._home, self._run(self._group.expose, x, timeout=timeout))
+        return BlockingWindow(self._home, self._run(self._behind.expose, x, timeout=timeout))
 
     # -- groups made of it ------------------------------------------------------------------------
 
     def subgroup(self, ranks: Sequence[int], *, timeout: float | None = None) -> BlockingGroup:
         """See `Group.subgroup`."""
-        return self._as_blocking(self._run(self._group.subgroup, ranks, timeout=timeout))
+        return self._as_blocking(self._run(self._behind.subgroup, ranks, timeout=timeout))
 
     def split(
         self, color: str | int | None, key: int | None = None, *, timeout: float | None = None
     ) -> BlockingGroup | None:
         """See `Group.split`."""
-        group = self._run(self._group.split, color, key, timeout=timeout)
+        group = self._run(self._behind.split, color, key, timeout=timeout)
         return None if group is None else self._as_blocking(group)
 
     def dup(self, *, timeout: float | None = None) -> BlockingGroup:
         """See `Group.dup`."""
-        return self._as_blocking(self._run(self._group.dup, timeout=timeout))
+        return self._as_blocking(self._run(self._behind.dup, timeout=timeout))
 
     # -- going on after a loss --------------------------------------------------------------------
 
     def revoke(self) -> None:
         """See `Group.revoke`."""
-        self._run(self._group.revoke)
+        self._run(self._behind.revoke)
 
     def agree(self, flag: bool = True, *, timeout: float | None = None) -> bool:
         """See `Group.agree`."""
-        verdict: bool = self._run(self._group.agree, flag, timeout=timeout)
+        verdict: bool = self._run(self._behind.agree, flag, timeout=timeout)
         return verdict
 
     def shrink(self, *, timeout: float | None = None) -> BlockingGroup:
         """See `Group.shrink`."""
-        return self._as_blocking(self._run(self._group.shrink, timeout=timeout))
+        return self._as_blocking(self._run(self._behind.shrink, timeout=timeout))
 
     def rendezvous(
         self, *, min_size: int | None = None, max_size: int | None = None,
@@ -324,13 +310,13 @@ class BlockingGroup:
     ) -> BlockingGroup:  # fmt: skip
         """See `Group.rendezvous`."""
         group = self._run(
-            self._group.rendezvous, min_size=min_size, max_size=max_size, timeout=timeout
+            self._behind.rendezvous, min_size=min_size, max_size=max_size, timeout=timeout
         )
         return self._as_blocking(group)
 
     def views(self) -> Iterator[View]:
         """``for view in group.views()``: see `Group.views`."""
-        views = self._group.views()
+        views = self._behind.views()
 
         # A task for each step, because a step is neither a coroutine nor a Work.
         async def following() -> View:
@@ -358,24 +344,24 @@ class BlockingGroup:
 
     def close(self) -> None:
         """See `Group.close`."""
-        self._run(self._group.close)
+        self._run(self._behind.close)
 
     def abort(self, reason: str = "aborted") -> None:
         """See `Group.abort`."""
-        self._run(self._group.abort, reason)
+        self._run(self._behind.abort, reason)
 
     def __enter__(self) -> BlockingGroup:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if not self._home.is_inherited:
-            self._run(self._group.__aexit__, kind, error, trace)
+            self._run(self._behind.__aexit__, kind, error, trace)
 
     # -- inside -----------------------------------------------------------------------------------
 
     def _forgo(self, error: BaseException, tag: Any = None) -> None:
         """See `OperationStarts._forgo`."""
-        self._run(self._group._forgo, error, tag)
+        self._run(self._behind._forgo, error, tag)
 
     def _as_blocking(self, group: Any) -> BlockingGroup:
         return BlockingGroup(group, self._home)

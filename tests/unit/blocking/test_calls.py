@@ -277,7 +277,7 @@ def test_an_error_that_was_never_retrieved_is_reported(pair: Pair, look: str) ->
 
 
 def test_views_may_be_closed_beside_a_running_loop(pair: Pair) -> None:
-    watched = pair[0]._group._actor.changed
+    watched = pair[0]._behind._actor.changed
     before = list(watched)
     views = pair[0].views()
     next(views)
@@ -356,7 +356,7 @@ IN_A_CHILD: dict[str, Callable[[BlockingGroup, BlockingWork[Any]], object]] = {
     "call": lambda group, _: group.barrier(),
     "start": lambda group, _: group.start(group.barrier),
     "call the store": lambda group, _: group.store.get("k"),
-    "call it anew": lambda group, _: group._group.blocking().barrier(),
+    "call it anew": lambda group, _: group._behind.blocking().barrier(),
     "wait": lambda _, work: work.wait(),
     "cancel": lambda _, work: work.cancel(),
 }
@@ -416,7 +416,7 @@ def test_a_group_ends_even_if_a_part_of_it_is_half_done(
         raise KeyError("half done")
 
     one, two = own
-    monkeypatch.setattr(one._group._context.p2p.receiver, "close", close)
+    monkeypatch.setattr(one._behind._context.p2p.receiver, "close", close)
     with pytest.raises(KeyError, match="half done"):
         one.abort()
     with pytest.raises(aiodist.GroupClosedError):

@@ -156,7 +156,7 @@ def at_every_place(both: Ranks, attempt: Callable[[Interrupt, int], None]) -> No
             for group in (both.one, both.two):
                 with pytest.raises(aiodist.GroupClosedError):
                     group.barrier()
-                engine().wait_for(group._group._actor.gone())
+                engine().wait_for(group._behind._actor.gone())
             both.join()
         if not interrupt.came:
             break
