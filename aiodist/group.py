@@ -431,8 +431,9 @@ class Group(Operations):
         on one host, with at most 64 ranks. A message of more than 64 KiB is also read in its place,
         and copied once, into the memory of the receive.
 
-        Anywhere else it is an ordinary array. So is any array beyond 4,096 at a time. The memory
-        lives as long as the array or a view of it.
+        Anywhere else it is an ordinary array. So is any array beyond 4,096 at a time, or beyond 128
+        that the others have yet to map. They do so while the event loop runs, so let it run between
+        many calls. The memory lives as long as the array or a view of it.
 
         Args:
             shape: an int, or a sequence of ints.
@@ -442,7 +443,7 @@ class Group(Operations):
         Raises:
             TypeError: arrays of this dtype cannot be sent.
             ValueError: a size in `shape` is negative.
-            OSError: the system has no memory left.
+            OSError: the system has no memory left, or the process has no file left.
 
         For example::
 

@@ -27,14 +27,21 @@ from numpy.typing import NDArray
 
 from aiodist.buffers import arrays
 from aiodist.buffers.dtypes import carrier
+from aiodist.buffers.segment import Segment
 from aiodist.errors import ProtocolError
-from aiodist.transports.handover import SegmentOffer, take
+from aiodist.transports.handover import SegmentOffers, take
 from aiodist.wire import kinds
 
 log = logging.getLogger("aiodist.group")
 
 MOST = 4096
 """The most arrays of one peer that are mapped, or are being mapped, at a time."""
+MOST_OPEN = 128
+"""The most arrays of this rank that not all others have mapped. Each needs an open file, and a
+process may have only 1,024 of these by default."""
+AT_ONCE = 32
+"""The most arrays of others that are fetched at a time, because each takes a file here and there.
+"""
 OFFSET_BITS = 38
 """The low bits of a location are the byte within an array, up to 256 GiB. The bits above them are
 the number of the array."""
@@ -71,13 +78,12 @@ class Block:
     """An array of this rank: its memory from `start` to `stop`, and the ranks that have not mapped
     it yet."""
 
-    __slots__ = ("missing", "number", "offer", "start", "stop")
+    __slots__ = ("missing", "number", "start", "stop")
 
-    def __init__(self, number: int, start: int, offer: SegmentOffer, missing: set[int]) -> None:
+    def __init__(self, number: int, start: int, nbytes: int, missing: set[int]) -> None:
         self.number = number
         self.start = start
-        self.stop = start + offer.segment.nbytes
-        self.offer = offer
+        self.stop = start + nbytes
         self.missing = missing
 
 
@@ -89,9 +95,11 @@ class Heap:
         self._shares = shares  # whether all ranks can map memory of each other
         self._blocks: dict[int, Block] = {}  # arrays of this rank, by number
         self._next = 0  # the number of the next array
+        self._offers: SegmentOffers | None = None  # arrays that not all others have mapped
         self._dead: deque[int] = deque()  # numbers of arrays whose last view is gone
         self._mapped: dict[tuple[int, int], Bytes] = {}  # arrays of others, by (rank, number)
         self._coming: dict[tuple[int, int], asyncio.Task[None]] = {}  # arrays that are being mapped
+        self._turns = asyncio.Semaphore(AT_ONCE)
         self.shows_any = False
         """Whether this rank has an array that all others have mapped."""
 
@@ -111,22 +119,26 @@ class Heap:
         """Whether the others may map one more array. They refuse more than `MOST` of one rank."""
         self._drop_dead()
         has_number = len(self._blocks) < MOST and self._next < NUMBERS
-        return self._shares and has_number and 0 < nbytes <= 1 << OFFSET_BITS
+        has_file = self._offers is None or len(self._offers.segments) < MOST_OPEN
+        return self._shares and has_number and has_file and 0 < nbytes <= 1 << OFFSET_BITS
 
     def _allocate(self, nbytes: int) -> Bytes:
         """Return new memory, all zero, and offer it to the others. Raises OSError."""
         context = self._context
-        offer = SegmentOffer(context.loop, nbytes, "aiodist-array")
-        memory = np.frombuffer(offer.segment.memory, np.uint8)
+        if self._offers is None:
+            self._offers = SegmentOffers(context.loop)
+        segment = Segment.create(nbytes, "aiodist-array")
+        memory = np.frombuffer(segment.memory, np.uint8)
         number = self._next
         self._next += 1
         missing = {rank for rank in range(context.size) if rank != context.rank}
-        self._blocks[number] = Block(number, address_of(memory), offer, missing)
+        self._blocks[number] = Block(number, address_of(memory), nbytes, missing)
+        words = self._offers.add(number, segment)
         # The user decides how long an array lives, by views that this class never sees. The
         # reference to the heap is weak, because the array may outlive the group.
         weakref.finalize(memory, _dropped, weakref.ref(self), number).atexit = False
         for peer in missing:
-            context.tell(peer, kinds.REGION, number, *offer.words, nbytes)
+            context.tell(peer, kinds.REGION, number, *words, nbytes)
         return memory
 
     def locate(self, address: int, nbytes: int) -> int:
@@ -165,8 +177,11 @@ class Heap:
         block.missing.discard(peer)
         if not block.missing:
             self.shows_any = True
-            # All have mapped it, so no further rank may fetch it. The memory stays.
-            block.offer.close()
+            self._withdraw(number)  # no further rank may fetch it, but the memory stays
+
+    def _withdraw(self, number: int) -> None:
+        if self._offers is not None:
+            self._offers.drop(number)
 
     def dropped(self, number: int) -> None:
         """Note that the last view of an array is gone. Any thread may call this at any time."""
@@ -181,7 +196,7 @@ class Heap:
             block = self._blocks.pop(number, None)
             if block is None:  # the group has ended
                 continue
-            block.offer.close()
+            self._withdraw(number)
             self.shows_any = any(not block.missing for block in self._blocks.values())
             for peer in range(self._context.size):
                 if peer != self._context.rank:
@@ -228,7 +243,8 @@ class Heap:
 
     async def _map(self, peer: int, number: int, words: tuple[str, bytes], nbytes: int) -> None:
         try:
-            memory = await take(words, nbytes)
+            async with self._turns:
+                memory = await take(words, nbytes)
         except OSError as error:
             # The array goes through staging memory then, or was dropped in the meantime.
             log.debug("could not map an array of rank %d: %s", peer, error)
@@ -247,8 +263,8 @@ class Heap:
         for task in coming.values():
             task.cancel()
         self.shows_any = False
-        for block in self._blocks.values():
-            block.offer.close()
+        if self._offers is not None:
+            self._offers.close()
         self._blocks.clear()
         self._mapped.clear()
 

@@ -2,14 +2,14 @@
 
 Lanes, links through shared memory, arrays of `Group.empty` and of `Group.share` all use it::
 
-    owner    Offer: makes a segment, listens     its words ──> any way there is ──> the others
+    owner    makes a segment, listens            its words ──> any way there is ──> the others
     other    take: connects, shows the key ──> gets the file (SCM_RIGHTS) ──> maps it, closes it
-    other    says whether it has it ──> the owner closes the Offer: the file and the socket
+    other    says whether it has it ──> the owner closes the offer: the file and the socket
 
 **The offer.** The owner makes the memory (`Segment.create`) and a `SegmentOffer`: a socket at a
 random abstract name. Name and key are its *words*, which the caller sends to the others in some
-way. Two ends of a connection need no words: each passes its segment over the connection (`pass_on`,
-`received`).
+way. A caller with many segments offers all of them at one socket (`SegmentOffers`). Two ends of a
+connection need no words: each passes its segment over the connection (`pass_on`, `received`).
 
 **The mapping.** A process with the words calls `take`. It may have to wait, because the owner may
 compute. There is no limit here, because the waiting operation has its deadline. If the owner dies,
@@ -51,8 +51,9 @@ from aiodist.transports.sparing import Sparing
 from aiodist.transports.surroundings import closed_on_error, ready
 from aiodist.transports.unix import SCHEME, bound_socket, connected_socket
 
-KEY_BYTES = 16
-"""Length of the key."""
+KEY_BYTES = 24
+"""Length of a key: the number of the segment, and a secret."""
+_NUMBER_BYTES = 8
 
 PATIENCE = 10.0
 """Seconds for a caller to say its first bytes."""
@@ -121,7 +122,51 @@ class Callers(Acceptor):
         self._callers.clear()
 
 
-class SegmentOffer(Callers):
+class SegmentOffers(Callers):
+    """Segments of this process. Each is for all that have its words, until it is dropped."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        listening = bound_socket("aiodist-mem", SCHEME)
+        super().__init__(loop, listening, KEY_BYTES, 0, self._asked)
+        self._secret = secrets.token_bytes(KEY_BYTES - _NUMBER_BYTES)
+        self.segments: dict[int, Segment] = {}
+        """What is offered, by number."""
+        _offers.add(self)
+
+    def add(self, number: int, segment: Segment) -> tuple[str, bytes]:
+        """Take `segment` over. Returns its words, which `take` needs."""
+        self.segments[number] = segment
+        return self.address, number.to_bytes(_NUMBER_BYTES, "big") + self._secret
+
+    def drop(self, number: int) -> None:
+        """Offer a segment no longer. Given memory stays. Idempotent."""
+        segment = self.segments.pop(number, None)
+        if segment is not None:
+            segment.close()
+
+    def _asked(self, sock: socket.socket, pid: int, key: bytes, fds: list[int]) -> None:
+        with sock:
+            if hmac.compare_digest(key[_NUMBER_BYTES:], self._secret):
+                segment = self.segments.get(int.from_bytes(key[:_NUMBER_BYTES], "big"))
+                if segment is not None:  # None: it was dropped in the meantime
+                    with contextlib.suppress(OSError):  # the other side is gone
+                        pass_on(sock, segment)
+            elif key:
+                text = "%s: process %d showed a wrong key"
+                self._sparing.warning("wrong key", text, self.address, pid)
+
+    def close(self) -> None:
+        super().close()
+        for number in list(self.segments):
+            self.drop(number)
+
+    def close_in_child(self) -> None:
+        super().close_in_child()
+        for segment in self.segments.values():
+            segment.close()
+
+
+class SegmentOffer(SegmentOffers):
     """Memory of this process for all that have the `words`, until it is closed."""
 
     def __init__(
@@ -135,36 +180,12 @@ class SegmentOffer(Callers):
     ) -> None:
         """Make new memory, see `Segment.create`, or take over `segment`. Raises OSError."""
         self.segment = segment or Segment.create(nbytes, name, all_write=all_write)
-        self._key = secrets.token_bytes(KEY_BYTES)
         with closed_on_error(self.segment):
-            listening = bound_socket("aiodist-mem", SCHEME)
-        super().__init__(loop, listening, KEY_BYTES, 0, self._asked)
-        _offers.add(self)
-
-    @property
-    def words(self) -> tuple[str, bytes]:
-        """What `take` needs."""
-        return self.address, self._key
-
-    def _asked(self, sock: socket.socket, pid: int, key: bytes, fds: list[int]) -> None:
-        with sock:
-            if hmac.compare_digest(key, self._key):
-                with contextlib.suppress(OSError):  # the other side is gone
-                    pass_on(sock, self.segment)
-            elif key:
-                text = "%s: process %d showed a wrong key"
-                self._sparing.warning("wrong key", text, self.address, pid)
-
-    def close(self) -> None:
-        super().close()
-        self.segment.close()
-
-    def close_in_child(self) -> None:
-        super().close_in_child()
-        self.segment.close()
+            super().__init__(loop)
+        self.words = self.add(0, self.segment)
 
 
-_offers: weakref.WeakSet[SegmentOffer] = weakref.WeakSet()
+_offers: weakref.WeakSet[SegmentOffers] = weakref.WeakSet()
 
 
 def _close_in_child() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Coroutine
 from typing import Any
@@ -13,6 +14,8 @@ from aiodist.errors import ProtocolError
 from aiodist.shared_memory import heap as heaps
 from aiodist.shared_memory.heap import Heap, address_of
 from aiodist.wire import kinds
+
+FILES = "/proc/self/fd"
 
 
 class Party:
@@ -114,4 +117,57 @@ async def test_what_the_others_would_refuse_is_not_shared(monkeypatch: pytest.Mo
         heap.heard(peer, [kinds.MAPPED, 0, heaps.NUMBERS - 1])
     assert 0 < heap.place_of([kept[-1][7:]]) < 1 << 63
     assert not shares()
+    heap.close()
+
+
+async def test_arrays_that_the_others_have_not_mapped_take_few_files(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They share one socket. Beyond `MOST_OPEN` of them, arrays are like others."""
+    monkeypatch.setattr(heaps, "MOST_OPEN", 3)
+    party: Any = Party()
+    heap = Heap(party, shares=True)
+    before = len(os.listdir(FILES))
+
+    def is_shared() -> bool:
+        party.told.clear()
+        kept.append(heap.empty(8, "u1", None))
+        return bool(party.told)
+
+    kept: list[Any] = []
+    assert [is_shared() for _ in range(5)] == [True] * 3 + [False] * 2
+    assert len(os.listdir(FILES)) == before + 4
+    heap.heard(1, [kinds.MAPPED, 0, 0])
+    assert not is_shared()
+    heap.heard(2, [kinds.MAPPED, 0, 0])  # now all have it
+    assert [is_shared() for _ in range(2)] == [True, False]
+    del kept[1]
+    assert [is_shared() for _ in range(2)] == [True, False]
+    assert len(os.listdir(FILES)) == before + 4
+    heap.close()
+    assert len(os.listdir(FILES)) == before
+
+
+async def test_few_arrays_of_others_are_fetched_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heaps, "AT_ONCE", 2)
+    party: Any = Party()
+    monkeypatch.setattr(party, "spawn", lambda coroutine, name: party.loop.create_task(coroutine))
+    under_way: list[asyncio.Future[memoryview]] = []
+    counts: list[int] = []
+
+    async def take(*args: Any) -> memoryview:
+        under_way.append(fetched := party.loop.create_future())
+        counts.append(len(under_way))
+        return await fetched
+
+    monkeypatch.setattr(heaps, "take", take)
+    heap = Heap(party, shares=True)
+    for number in range(7):
+        heap.heard(1 + number % 2, [kinds.REGION, 0, number, "", b"", 8])
+    for _ in range(100):
+        await asyncio.sleep(0)
+        if len(under_way) == min(2, 7 - len(party.told)) > 0:
+            under_way.pop(0).set_result(memoryview(bytes(8)))
+    assert len(party.told) == 7
+    assert counts == [1, *[2] * 6]
     heap.close()

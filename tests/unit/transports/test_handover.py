@@ -15,7 +15,7 @@ import pytest
 from aiodist.buffers.segment import Segment, unsupported_reason
 from aiodist.transports import handover as module
 from aiodist.transports import processes
-from aiodist.transports.handover import KEY_BYTES, SegmentOffer, take, take_segment
+from aiodist.transports.handover import KEY_BYTES, SegmentOffer, SegmentOffers, take, take_segment
 from aiodist.transports.unix import SCHEME, bound_socket
 
 pytestmark = pytest.mark.skipif(unsupported_reason() is not None, reason=str(unsupported_reason()))
@@ -100,6 +100,27 @@ async def test_a_wrong_key_gets_nothing(caplog: pytest.LogCaptureFixture) -> Non
                 await take((address, key), SIZE)
         assert f"process {os.getpid()} showed a wrong key" in caplog.text
         assert await got(offer) == b"hello"
+
+
+async def test_segments_of_one_socket(caplog: pytest.LogCaptureFixture) -> None:
+    """Each has its words. If it was dropped before it was fetched, the log has no warning."""
+    before = open_files()
+    offers = SegmentOffers(asyncio.get_running_loop())
+    segments = [Segment.create(SIZE) for _ in range(3)]
+    for segment, data in zip(segments, (b"hello", b"there", b"world"), strict=True):
+        segment.memory[:] = data
+    first, second, third = (offers.add(number, each) for number, each in enumerate(segments))
+    assert len({first[0], second[0], third[0]}) == 1
+    assert await take(third, SIZE) == b"world"
+    assert await take(first, SIZE) == b"hello"
+    for _ in range(2):
+        offers.drop(1)
+    with pytest.raises(ConnectionError):
+        await take(second, SIZE)
+    assert await take(first, SIZE) == b"hello"
+    assert not caplog.records
+    offers.close()
+    assert open_files() == before
 
 
 async def test_the_key_may_come_in_pieces() -> None:
