@@ -11,9 +11,9 @@ it:
 - The `Heap` holds the arrays that users ask for with `Group.empty`.
 
 **Memory.** In each group a rank has a page of 64-bit words, three areas of staging memory and a
-ring of posts. Together they take 20.3 MiB at most, for arrays of any size. Each large collective
-with a tag takes half as much again while it runs, and at most eight of them run at once. Pages that
-are never written take no memory.
+ring of posts. Together they take 24.3 MiB at most, for arrays of any size (`board.LANE`). Each
+large collective with a tag takes 14.3 MiB more while it runs (`board.BERTH`), and at most eight of
+them run at once. Pages that are never written take no memory.
 
 **Waiting.** One of the words, the *stamp*, says how far its rank is. A rank that waits polls the
 stamps of the others for some ten microseconds. Then it says that it sleeps. At first it sleeps
