@@ -356,10 +356,6 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
             arrivals.take(key)  # now, because frames that come while we wake others are kept apart
         work: Work[Any] = Work.begin(self._loop, what.op, tag, seq, what.nbytes)
         self.wake(self._posts.tell())
-        if not (found or self._calls.waiting.by_key):
-            met = self._met(due, shown)
-            if met is not None:
-                return self._at_once(what, x, given, seconds, due, met, work)
         return self._called(work, what, x, given, seconds, due, shown, found)
 
     def _called(
@@ -414,55 +410,6 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
         for peer in peers:
             self._context.kick(peer)
         return not self._broken
-
-    def _met(self, due: Sequence[bytes | None], shown: Data) -> list[Data] | None:
-        """Return all ranks' values as they lie in the rings, if all post what is expected in time.
-
-        None: nothing has happened, and all posts are still to be taken.
-        """
-        values = [shown] * len(due)
-        for reader in self._posts.readers:
-            rank = reader.rank
-            prefix = due[rank]
-            if prefix is None or not (reader.has_more() or self.follows(reader)):
-                return None
-            data = reader.shown(prefix)
-            if data is None:
-                return None
-            values[rank] = data
-        return None if self._broken else values
-
-    def _at_once(
-        self,
-        what: Posted,
-        x: Any,
-        given: Any,
-        seconds: float,
-        due: Sequence[bytes | None],
-        values: list[Any],
-        work: Work[Any],
-    ) -> Work[Any]:
-        """Do the call with the posts that are there."""
-        calls, readers = self._calls, [(each, each.taken) for each in self._posts.readers]
-        try:
-            result = what.result(values, x, given)
-        except Exception as error:
-            result = Otherwise(None, failing(error))
-        if type(result) is Otherwise:
-            values = [bytes(value) for value in values]
-        came = 0
-        for reader, taken in readers:
-            prefix, nbytes = due[reader.rank], len(values[reader.rank])
-            assert prefix is not None
-            reader.passed_by(len(prefix) + padded(nbytes), taken)
-            came += nbytes
-        if type(result) is Otherwise:
-            calls.tags.take(work.tag)
-            self._take_over(what, values, work, seconds, result)
-            return work
-        self._moved.add(len(values[self._context.rank]), came)
-        self._finish(work, what.op, what.call, what.nbytes, result)
-        return work
 
     def _take_over(
         self,
