@@ -19,7 +19,7 @@ from aiodist.prepared.posted import Data, InOneGo, Otherwise, Posted
 from aiodist.prepared.posted_values import PostedValues, plainly
 from aiodist.prepared.taking import Given
 from aiodist.shared_memory.lane import Lane
-from aiodist.shared_memory.posts import Posts, Reader, prefixes
+from aiodist.shared_memory.posts import Posts, Reader, padded, prefixes
 from aiodist.wire.frames import pack_fields
 
 _EMPTY = Template.of(b"", ())
@@ -132,7 +132,8 @@ def plain_in_one_go(
 
     def run(tag: object, number: int, x: Any, given: Given) -> bool | None:
         shown = recipe.shown(given)
-        if not posts.put(prefixes(pack_fields(tag, recipe.call), len(shown))(number), shown):
+        head = prefixes(pack_fields(tag, recipe.call), len(shown))(number)
+        if posts.put_parts(head, (shown,), len(head) + padded(len(shown))) < 0:
             return None
         woken = posts.tell()
         if woken and not wake(woken):

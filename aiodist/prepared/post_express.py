@@ -350,7 +350,10 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
         if self._in_ring is not None:
             self._in_ring.keep(self._context.rank)
             self._in_ring = None
-        if self._bytes + len(shown) > MOST_BYTES or not self._posts.put(prefix, shown):
+        whole = len(prefix) + padded(len(shown))
+        if self._bytes + len(shown) > MOST_BYTES:
+            return None
+        if self._posts.put_parts(prefix, (shown,), whole) < 0:
             return None
         if early is not None:
             arrivals.take(key)  # now, because frames that come while we wake others are kept apart

@@ -244,19 +244,20 @@ def in_one_go(
     """
     dtype, nbytes, size = recipe.dtype, recipe.nbytes, len(recipe.lengths)
     length, itemsize, room = nbytes // dtype.itemsize, dtype.itemsize, padded(nbytes)
-    put, tell, reduce, finish = posts.put, posts.tell, recipe.reduce, recipe.finish
+    put, tell, reduce, finish = posts.put_parts, posts.tell, recipe.reduce, recipe.finish
     begins, returns = recipe.begins, recipe.returns
     shown = [(reader, np.frombuffer(reader.ring, dtype)) for reader in posts.readers]
     end = len(posts.ring)
 
     def run(tag: object, number: int, x: Any, flat: Flat) -> bool | None:
         prefix = begins[tag](number)
-        if not put(prefix, flat.tobytes() if nbytes <= CHEAP_COPY else flat.view(np.uint8).data):
+        before = len(prefix)
+        data = flat.tobytes() if nbytes <= CHEAP_COPY else flat.view(np.uint8).data
+        if put(prefix, (data,), before + room) < 0:
             return None
         woken = tell()
         if woken and not wake(woken):
             return False
-        before = len(prefix)
         values = [flat] * size
         for reader, numbers in shown:
             if reader.words[HEAD] == reader.taken and not comes(reader):
@@ -264,10 +265,10 @@ def in_one_go(
             if reader.words[LAP] == reader.taken:
                 reader.at = 0
             at = reader.at
-            data = at + before
-            if reader.ring[at:data].tobytes() != prefix or data + nbytes > end:
+            start = at + before
+            if reader.ring[at:start].tobytes() != prefix or start + nbytes > end:
                 return False
-            first = data // itemsize
+            first = start // itemsize
             values[reader.rank] = numbers[first : first + length]
         try:
             if returns:

@@ -25,9 +25,8 @@ of one rank that it needs. Only that rank rings there.
 that it reads posts, and no rank posts before all others have said so. Therefore a post can be read
 at once, before anything that comes over links after it.
 
-**If the ring is full**, because a reader has been busy for long, no rank waits. `put` returns False
-and the data goes over links. Its words say what it is for, so readers need not know which way it
-came.
+**If the ring is full**, because a reader has been busy for long, no rank waits, and the data goes
+over links. Its words say what it is for, so readers need not know which way it came.
 
 **Laps.** A writer goes back to the start of its ring once it is further than `NEAR` and all others
 have read the start. So large data reuses memory that is still in a cache. The writer notes its
@@ -184,26 +183,8 @@ class Posts(CoreRing):
             self._heads = {r: futex.address_of(board.memory(r)[8 * HEAD :]) for r in ranks}
             self._address = self._heads[board.rank]
 
-    def put(self, prefix: bytes, data: bytes | memoryview) -> bool:
-        """Put `data` into the ring. False: there is no room. Call `tell` afterwards."""
-        length, nbytes = len(prefix), len(data)
-        whole = length + (nbytes + _UNIT - 1 & -_UNIT)
-        at = self._head - self._base
-        if at + whole > self._limit:
-            at = self._find(whole)
-            if at < 0:
-                return False
-        ring = self.ring
-        if nbytes <= CHEAP_COPY:
-            ring[at : at + length + nbytes] = prefix + data
-        else:
-            ring[at : at + length] = prefix
-            ring[at + length : at + length + nbytes] = data
-        self._head += whole
-        return True
-
     def put_parts(self, head: bytes, rest: Iterable[bytes | memoryview], whole: int) -> int:
-        """Join `head` and `rest` in the ring as one post of `whole` bytes.
+        """Join `head` and `rest` in the ring as one post of `whole` bytes. Call `tell` afterwards.
 
         `head` is a prefix, perhaps with the first bytes of the data. Returns the offset of the post
         in `ring`, or -1 if there is no room. The bytes stay there until the next post.

@@ -234,7 +234,7 @@ def test_a_slot_of_the_largest_size_may_be_a_frame(run, monkeypatch):
     async def main():
         async with sharing(2) as ranks:
             own = ranks[0]._context.post_express._posts
-            for name, answer in (("put", False), ("put_parts", -1), ("has_room", False)):
+            for name, answer in (("put_parts", -1), ("has_room", False)):
                 monkeypatch.setattr(own, name, lambda *_, answer=answer: answer)
             values = [np.full(2 << 17, 1.0 + group.rank) for group in ranks]
             for result in await everyone(
