@@ -13,6 +13,7 @@ Arrays that are too large for a blob move in a second phase. They are prepared f
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
@@ -36,23 +37,28 @@ ARENA = 640 * 1024
 """The most bytes of the blobs of all ranks. All calls of a group use this memory, one at a time."""
 
 
+Cuts = Sequence[tuple[memoryview, bytes]]
+"""The length of each blob of a frame but the last: its place, and what it has to be."""
+
+
 class Move(NamedTuple):
     """A step of the plan: a frame with the bytes of `view` to `peer`, or from it."""
 
     sends: bool
     peer: int
     view: memoryview
+    cuts: Cuts
 
 
 class Laid(NamedTuple):
     """The places of everything, as far as known.
 
-    `moves` are the steps. `frames` has the memory of each frame, by its spans. `own` is the own
-    blob. `shown` has what each rank shows, by rank.
+    `moves` are the steps. `frames` has the memory and cuts of each frame, by its spans. `own` is
+    the own blob. `shown` has what each rank shows, by rank.
     """
 
     moves: Sequence[Move]
-    frames: Mapping[Spans, memoryview]
+    frames: Mapping[Spans, tuple[memoryview, Cuts]]
     own: memoryview
     shown: Sequence[Reading]
 
@@ -86,21 +92,23 @@ def route_of(words: Plan, data: Plan) -> Route | None:
 class LaidBlobs(Blobs):
     """The blobs of a call that waits, in the arena. Only one call waits there at a time.
 
-    If a frame has an unexpected length, each blob moves to memory of its own.
+    If a frame or a blob has an unexpected length, each blob moves to memory of its own.
     """
 
     def __init__(self, rank: int, size: int, laid: Laid, come: Iterable[Spans]) -> None:
         super().__init__(rank, size, b"")
         self.laid = laid
         self.is_laid = True
-        self._come = [*come]  # frames that are in their places
-        self._coming: set[Spans] = set()  # frames on their way there
+        self._come: list[Spans] = []  # frames that are in their places
+        self._coming = {*come}  # frames on their way there
+        for spans in [*self._coming]:
+            self.arrived(spans)
 
     def outgoing(self, spans: Spans) -> Sequence[memoryview]:
-        return (self.laid.frames[spans],) if self.is_laid else super().outgoing(spans)
+        return (self.laid.frames[spans][0],) if self.is_laid else super().outgoing(spans)
 
     def incoming(self, spans: Spans, nbytes: int) -> memoryview:
-        place = self.laid.frames[spans]
+        place, _ = self.laid.frames[spans]
         if self.is_laid and nbytes == len(place):
             self._coming.add(spans)
             return place
@@ -112,10 +120,13 @@ class LaidBlobs(Blobs):
             super().arrived(spans)
             return
         self._coming.discard(spans)
+        place, cuts = self.laid.frames[spans]
+        if not are_cut(cuts):
+            self.part()
         if self.is_laid:
             self._come.append(spans)
         else:
-            self.read(spans, self.laid.frames[spans])
+            self.read(spans, place)
 
     def part(self) -> None:
         """Move the blobs out of the arena."""
@@ -123,7 +134,15 @@ class LaidBlobs(Blobs):
             self.is_laid = False
             self.blobs[self._rank] = bytes(self.laid.own[LENGTH:])
             for spans in self._come:
-                self.read(spans, self.laid.frames[spans])
+                self.read(spans, self.laid.frames[spans][0])
+
+
+def are_cut(cuts: Cuts) -> bool:
+    """Say whether each blob of a frame that has come lies in its own place.
+
+    If not, a later frame with a part of these blobs would begin or end within a blob.
+    """
+    return all(place.tobytes() == length for place, length in cuts)
 
 
 class LinkValues(ValueRecipe):
@@ -158,13 +177,18 @@ class LinkValues(ValueRecipe):
         if ends[-1] > ARENA:
             return
         moves: list[Move] = []
-        frames: dict[Spans, memoryview] = {}
+        frames: dict[Spans, tuple[memoryview, Cuts]] = {}
         for step in self.phase.prepared.plan.steps:
             assert isinstance(step, (Send, Recv))
             first = (step.spans[0].start - origin) % size
             stop = first + sum(map(_length, step.spans))
-            view = frames.setdefault(step.spans, self.arena[ends[first] : ends[stop]])
-            moves.append(Move(isinstance(step, Send), step.peer, view))
+            if step.spans not in frames:
+                cuts = [
+                    (self.arena[start : start + LENGTH], (end - start - LENGTH).to_bytes(LENGTH))
+                    for start, end in itertools.pairwise(ends[first:stop])
+                ]
+                frames[step.spans] = self.arena[ends[first] : ends[stop]], cuts
+            moves.append(Move(isinstance(step, Send), step.peer, *frames[step.spans]))
         shown = [
             Reading(template, self.arena[start:])
             for start, template in zip(ends, templates, strict=False)
@@ -191,7 +215,7 @@ class LinkValues(ValueRecipe):
                 data.flat[:] = flat
         frames = self.frames
         last, made = None, b""
-        for number, (sends, peer, view) in enumerate(laid.moves):
+        for number, (sends, peer, view, cuts) in enumerate(laid.moves):
             prefix = frames.prefix(len(view))
             if sends:
                 if view is not last:  # else another peer gets the same frame
@@ -199,6 +223,8 @@ class LinkValues(ValueRecipe):
                 frames.links[peer].send_copy(prefix, view, made)
             elif not frames.has_come(peer, prefix, view):
                 return number, None
+            elif cuts and not are_cut(cuts):
+                return number + 1, None
         return ALL, None
 
     def complete(self, x: Any, given: Given) -> bool:

@@ -16,7 +16,9 @@ def packed(*blobs: bytes) -> bytes:
 def made() -> tuple[LaidBlobs, memoryview]:
     """Make the blobs of rank 0 of four, with three bytes each. The first frame has come."""
     arena = memoryview(bytearray(packed(b"own", b"one", b"---", b"---")))
-    frames = {MINE: arena[:7], FIRST: arena[7:14], BOTH: arena[14:], SENT: arena[:14]}
+    cuts = [(arena[14:18], arena[14:18].tobytes())]
+    frames = {MINE: (arena[:7], []), FIRST: (arena[7:14], []), BOTH: (arena[14:], cuts)}
+    frames[SENT] = arena[:14], [(arena[:4], arena[:4].tobytes())]
     return LaidBlobs(0, 4, Laid([], frames, arena[:7], []), [FIRST]), arena
 
 
@@ -44,6 +46,14 @@ def test_another_length_has_them_part() -> None:
     arena[:] = bytes(len(arena))
     assert memory.blobs == [b"own", b"one", b"longer", b"tri"]
     assert memory.outgoing(SENT) == (packed(b"own", b"one"),)
+
+
+def test_blobs_that_are_as_long_together_but_not_each_have_them_part() -> None:
+    memory, arena = made()
+    comes(memory, packed(b"more", b"to"))
+    assert not memory.is_laid
+    arena[:] = bytes(len(arena))
+    assert memory.blobs == [b"own", b"one", b"more", b"to"]
 
 
 def test_one_that_was_coming_is_read_from_its_place() -> None:
