@@ -17,7 +17,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple, cast
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar, cast
 
 from aiodist.collectives import exchange
 from aiodist.collectives.templates import LENGTH, Reading
@@ -53,14 +53,22 @@ class Move(NamedTuple):
 class Laid(NamedTuple):
     """The places of everything, as far as known.
 
-    `moves` are the steps. `frames` has the memory and cuts of each frame, by its spans. `own` is
-    the own blob. `shown` has what each rank shows, by rank.
+    `moves` are the steps. `frames` has the memory and cuts of each frame, by its spans. `written`
+    is the own blob. `shown` has what each rank shows, by rank.
     """
 
     moves: Sequence[Move]
     frames: Mapping[Spans, tuple[memoryview, Cuts]]
-    own: memoryview
+    written: memoryview
     shown: Sequence[Reading]
+
+    def pieces(self, spans: Spans) -> list[memoryview]:
+        """Return the memory of the blobs of a frame: always one piece."""
+        return [self.frames[spans][0]]
+
+    def are_cut(self, spans: Spans) -> bool:
+        """Say whether each blob of a frame that has come lies in its own place."""
+        return are_cut(self.frames[spans][1])
 
 
 class Route(NamedTuple):
@@ -89,52 +97,78 @@ def route_of(words: Plan, data: Plan) -> Route | None:
     return Route(comes, goes) if is_whole else None
 
 
-class LaidBlobs(Blobs):
-    """The blobs of a call that waits, in the arena. Only one call waits there at a time.
+class Places(Protocol):
+    """Where the blobs of a call are, and what this rank writes."""
+
+    @property
+    def written(self) -> memoryview: ...
+
+    def pieces(self, spans: Spans) -> list[memoryview]: ...
+
+    def are_cut(self, spans: Spans) -> bool: ...
+
+
+P = TypeVar("P", bound=Places)
+
+
+class LaidBlobs(Blobs, Generic[P]):
+    """The blobs of one call, in their places. Those of `come` are there.
 
     If a frame or a blob has an unexpected length, each blob moves to memory of its own.
     """
 
-    def __init__(self, rank: int, size: int, laid: Laid, come: Iterable[Spans]) -> None:
+    def __init__(self, rank: int, size: int, laid: P, come: Iterable[Spans] = ()) -> None:
         super().__init__(rank, size, b"")
         self.laid = laid
         self.is_laid = True
-        self._come: list[Spans] = []  # frames that are in their places
-        self._coming = {*come}  # frames on their way there
-        for spans in [*self._coming]:
+        # Blobs that have come, with their places.
+        self._come: list[tuple[Spans, Sequence[memoryview]]] = []
+        for spans in come:
             self.arrived(spans)
 
     def outgoing(self, spans: Spans) -> Sequence[memoryview]:
-        return (self.laid.frames[spans][0],) if self.is_laid else super().outgoing(spans)
+        if not self.is_laid:
+            return super().outgoing(spans)
+        pieces = self.laid.pieces(spans)
+        return pieces if len(pieces) == 1 else (memoryview(b"".join(pieces)),)
+
+    def due(self, spans: Spans) -> memoryview | None:
+        if not self.is_laid:
+            return None
+        return self.incoming(spans, sum(map(len, self.laid.pieces(spans))))
 
     def incoming(self, spans: Spans, nbytes: int) -> memoryview:
-        place, _ = self.laid.frames[spans]
-        if self.is_laid and nbytes == len(place):
-            self._coming.add(spans)
-            return place
-        self.part()
+        pieces = self.laid.pieces(spans)
+        if self.is_laid and len(pieces) == 1 and nbytes == len(pieces[0]):
+            self._inbox.pop(spans, None)
+            return pieces[0]
         return super().incoming(spans, nbytes)
 
     def arrived(self, spans: Spans) -> None:
-        if spans not in self._coming:
-            super().arrived(spans)
+        data, pieces = self._inbox.get(spans), self.laid.pieces(spans)
+        if data is not None and self.is_laid and len(data) == sum(map(len, pieces)):
+            at = 0
+            for piece in pieces:
+                piece[:] = data[at : at + len(piece)]
+                at += len(piece)
+            data = None
+            del self._inbox[spans]
+        if data is None and self.is_laid and self.laid.are_cut(spans):
+            self._come.append((spans, pieces))
             return
-        self._coming.discard(spans)
-        place, cuts = self.laid.frames[spans]
-        if not are_cut(cuts):
-            self.part()
-        if self.is_laid:
-            self._come.append(spans)
+        self.part()
+        if data is not None:
+            super().arrived(spans)
         else:
-            self.read(spans, place)
+            self.read(spans, memoryview(b"".join(pieces)))
 
     def part(self) -> None:
-        """Move the blobs out of the arena."""
+        """Move the blobs out of their places."""
         if self.is_laid:
             self.is_laid = False
-            self.blobs[self._rank] = bytes(self.laid.own[LENGTH:])
-            for spans in self._come:
-                self.read(spans, self.laid.frames[spans][0])
+            self.blobs[self._rank] = bytes(self.laid.written[LENGTH:])
+            for spans, pieces in self._come:
+                self.read(spans, memoryview(b"".join(pieces)))
 
 
 def are_cut(cuts: Cuts) -> bool:
@@ -208,7 +242,7 @@ class LinkValues(ValueRecipe):
             return 0, None
         own = laid.shown[self._context.rank]
         if given.shown is not None:
-            laid.own[:] = given.shown
+            laid.written[:] = given.shown
         else:
             own.write()
             for data, flat in zip(own.data, given.own.shown_flats(given.flats), strict=True):
@@ -277,7 +311,7 @@ class LinkValues(ValueRecipe):
         phase = Phase(self.phase.prepared, memory)
         return Executor(phase, self.frames, done=done), self._ended(memory, self.keep(given))
 
-    def _ended(self, memory: LaidBlobs, given: Given) -> Program:
+    def _ended(self, memory: LaidBlobs[Laid], given: Given) -> Program:
         """Finish with the blobs of all ranks if they are as expected.
 
         If they are not, make the call again, and continue from there.

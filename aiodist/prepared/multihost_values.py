@@ -18,10 +18,9 @@ from aiodist.collectives.templates import LENGTH, Reading, Template
 from aiodist.engine.executor import Executor
 from aiodist.engine.operation import Program
 from aiodist.engine.phase import Phase, Spans
-from aiodist.phases.memories import Blobs
 from aiodist.prepared.lane_values import ValueRecipe
 from aiodist.prepared.link_frames import LendingFrames, LinkGroup
-from aiodist.prepared.link_values import LinkValues
+from aiodist.prepared.link_values import LaidBlobs, LinkValues
 from aiodist.prepared.taking import Given, Take, give
 from aiodist.schedules.plan import SHARED, Copy, Send
 from aiodist.schedules.teams import team_view
@@ -91,57 +90,14 @@ class BlobPlaces:
         return all(map(Reading.is_there, self.shown))
 
 
-class PlacedBlobs(Blobs):
-    """The blobs of one call, in their places.
-
-    If one has an unexpected length, each blob moves to memory of its own. `taken` says whether
-    `take` has made the result from blobs in the leader's area.
-    """
+class PlacedBlobs(LaidBlobs[BlobPlaces]):
+    """The blobs of one call. `taken` says whether `take` has made the result from blobs in the
+    leader's area."""
 
     def __init__(self, rank: int, size: int, laid: BlobPlaces, take: Callable[[], bool]) -> None:
-        super().__init__(rank, size, b"")
-        self.laid = laid
-        self.is_laid = True
+        super().__init__(rank, size, laid)
         self.taken = False
         self._take = take
-        # Blobs that have come, with their places.
-        self._come: list[tuple[Spans, Sequence[memoryview]]] = []
-
-    def outgoing(self, spans: Spans) -> Sequence[memoryview]:
-        if not self.is_laid:
-            return super().outgoing(spans)
-        pieces = self.laid.pieces(spans)
-        return pieces if len(pieces) == 1 else (memoryview(b"".join(pieces)),)
-
-    def due(self, spans: Spans) -> memoryview | None:
-        if not self.is_laid:
-            return None
-        return self.incoming(spans, sum(map(len, self.laid.pieces(spans))))
-
-    def incoming(self, spans: Spans, nbytes: int) -> memoryview:
-        pieces = self.laid.pieces(spans)
-        if self.is_laid and len(pieces) == 1 and nbytes == len(pieces[0]):
-            self._inbox.pop(spans, None)
-            return pieces[0]
-        return super().incoming(spans, nbytes)
-
-    def arrived(self, spans: Spans) -> None:
-        data, pieces = self._inbox.get(spans), self.laid.pieces(spans)
-        if data is not None and self.is_laid and len(data) == sum(map(len, pieces)):
-            at = 0
-            for piece in pieces:
-                piece[:] = data[at : at + len(piece)]
-                at += len(piece)
-            if self.laid.are_cut(spans):  # else later blobs would begin in wrong places
-                data = None
-                del self._inbox[spans]
-        if data is not None:
-            self.part()
-            super().arrived(spans)
-        elif self.is_laid:
-            self._come.append((spans, pieces))
-        else:  # it was on its way when the blobs had to move
-            self.read(spans, memoryview(b"".join(pieces)))
 
     def copy(self, step: Copy) -> None:
         laid, into = self.laid, step.into
@@ -163,14 +119,6 @@ class PlacedBlobs(Blobs):
     def _fits(self, mate: int) -> bool:
         """Say whether the blob of a mate is as long as expected."""
         return self.laid.has_length(mate, self.laid.areas[mate])
-
-    def part(self) -> None:
-        """Move the blobs out of their places."""
-        if self.is_laid:
-            self.is_laid = False
-            self.blobs[self._rank] = bytes(self.laid.written[LENGTH:])
-            for spans, pieces in self._come:
-                self.read(spans, memoryview(b"".join(pieces)))
 
 
 class MultihostValues(LinkValues):

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 import numpy as np
 import pytest
-from over_links import OVER_SOCKETS, nothing_is_left, ordinary, until
+from over_links import OVER_SOCKETS, exchanging_lengths, nothing_is_left, ordinary, until
 
 import aiodist
 from aiodist import ReduceOp
@@ -312,17 +312,5 @@ async def test_who_calls_late_hears_of_it_over_a_link_that_the_call_does_not_nee
 async def test_two_values_that_exchange_their_lengths(groups, waits):
     """Their frame is as long as expected, but a part of it that is sent on is not."""
     async with groups(7) as ranks:
-        for turn in range(17):
-            lengths = [3 + rank for rank in range(7)]
-            if turn > 2:
-                lengths[turn % 7], lengths[turn % 7 - 1] = lengths[turn % 7 - 1], lengths[turn % 7]
-            given = [np.full(length, float(rank)) for rank, length in enumerate(lengths)]
-            last = ranks[(turn + 2) % 7]
-            works = [group.all_gather(given[group.rank]) for group in ranks if group is not last]
-            if waits:  # until the frames of the first two rounds are there
-                for _ in range(30):
-                    await asyncio.sleep(0)
-            works.append(last.all_gather(given[last.rank]))
-            for taken in await asyncio.gather(*works):
-                assert [one.tolist() for one in taken] == [one.tolist() for one in given]
+        await exchanging_lengths(ranks, waits)
         nothing_is_left(ranks)

@@ -10,7 +10,7 @@ import mmap
 import numpy as np
 import pytest
 import torch
-from over_links import nothing_is_left, until
+from over_links import exchanging_lengths, nothing_is_left, until
 from sharing import unmapping_all
 
 from aiodist import (
@@ -444,3 +444,11 @@ async def test_a_group_that_ends_unmaps_its_memory_without_the_collector(on_host
         await use()
         for _ in range(3):  # the loop lets go of what it has called last
             await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("layout", ["aaabcdefg", "aabbccddeeffgg"])
+@pytest.mark.parametrize("waits", [False, True])
+async def test_two_values_that_exchange_their_lengths(on_hosts, layout, waits):
+    async with on_hosts(layout) as ranks:
+        await exchanging_lengths(ranks, waits)
+        nothing_is_left(ranks)

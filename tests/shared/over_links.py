@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import pytest
 
 OVER_SOCKETS = [
@@ -47,3 +48,22 @@ async def until(condition: Callable[[], object]) -> None:
         if condition():
             return
         await asyncio.sleep(0)
+
+
+async def exchanging_lengths(ranks: Sequence[Any], waits: bool) -> None:
+    """Gather values of which two exchange their lengths in each call. `waits`: the last rank calls
+    when frames of others are there."""
+    size = len(ranks)
+    for turn in range(2 * size + 3):
+        lengths = [3 + rank for rank in range(size)]
+        if turn > 2:
+            one, other = turn % size, (turn + 1) % size
+            lengths[one], lengths[other] = lengths[other], lengths[one]
+        given = [np.full(length, float(rank)) for rank, length in enumerate(lengths)]
+        last = ranks[(turn + 3) % size]
+        works = [group.all_gather(given[group.rank]) for group in ranks if group is not last]
+        for _ in range(30 * waits):
+            await asyncio.sleep(0)
+        works.append(last.all_gather(given[last.rank]))
+        for taken in await asyncio.gather(*works):
+            assert [each.tolist() for each in taken] == [each.tolist() for each in given]

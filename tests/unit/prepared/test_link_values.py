@@ -13,7 +13,7 @@ def packed(*blobs: bytes) -> bytes:
     return b"".join(len(blob).to_bytes(4, "big") + blob for blob in blobs)
 
 
-def made() -> tuple[LaidBlobs, memoryview]:
+def made() -> tuple[LaidBlobs[Laid], memoryview]:
     """Make the blobs of rank 0 of four, with three bytes each. The first frame has come."""
     arena = memoryview(bytearray(packed(b"own", b"one", b"---", b"---")))
     cuts = [(arena[14:18], arena[14:18].tobytes())]
@@ -22,14 +22,14 @@ def made() -> tuple[LaidBlobs, memoryview]:
     return LaidBlobs(0, 4, Laid([], frames, arena[:7], []), [FIRST]), arena
 
 
-def comes(memory: LaidBlobs, data: bytes) -> None:
+def comes(memory: LaidBlobs[Laid], data: bytes) -> None:
     memory.incoming(BOTH, len(data))[:] = data
     memory.arrived(BOTH)
 
 
 def test_what_has_the_known_length_stays_where_it_is() -> None:
     memory, arena = made()
-    assert memory.outgoing(SENT) == (arena[:14],)
+    assert [*memory.outgoing(SENT)] == [arena[:14]]
     comes(memory, packed(b"two", b"tri"))
     assert memory.is_laid
     assert arena == packed(b"own", b"one", b"two", b"tri")
