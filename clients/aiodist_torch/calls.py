@@ -7,7 +7,7 @@ from functools import wraps
 from typing import Any, TypeVar
 
 from aiodist import AiodistError
-from aiodist_torch.devices import Mixed, first_tensor
+from aiodist_torch.devices import Mixed, are_plain, awaited, first_tensor
 from aiodist_torch.forms import Forms, Long
 
 R = TypeVar("R")
@@ -33,6 +33,8 @@ def call(
                 # Calls of torch's own code have the long form, so they are not checked further.
                 if kwargs or not args or args[-1].__class__ is not last:
                     args = forms.long(args, kwargs)
+                if not are_plain(args):
+                    args = awaited(args)
                 x = first_tensor(args)
                 other = group if x is None or x.is_cpu else group.beside(x.device)
                 if other is group:

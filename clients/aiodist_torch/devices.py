@@ -6,6 +6,7 @@ So we make a group of torch's for each further device, when its first tensor com
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -28,13 +29,38 @@ class Mixed(Protocol):
 
 def first_tensor(value: Any) -> Tensor | None:
     """Return the first tensor in nested sequences. All tensors of one call are on one device."""
-    if isinstance(value, Tensor):
-        return value
-    if isinstance(value, (tuple, list)):
+    if isinstance(value, (tuple, list)):  # first, because torch checks types of tensors in Python
         for item in value:
             if (found := first_tensor(item)) is not None:
                 return found
-    return None
+        return None
+    return value if isinstance(value, Tensor) else None
+
+
+def are_plain(values: Sequence[Any]) -> bool:
+    """Tell whether no tensor in nested sequences is of a class derived from torch's."""
+    for value in values:
+        kind = value.__class__
+        if kind is Tensor:
+            continue
+        if kind is list or kind is tuple:
+            if not are_plain(value):
+                return False
+        elif isinstance(value, Tensor):
+            return False
+    return True
+
+
+def awaited(value: Any) -> Any:
+    """Return nested sequences with results in the place of tensors that wait for theirs.
+
+    Functional collectives of torch return such tensors. Raises the error of a collective that has
+    failed.
+    """
+    if isinstance(value, (tuple, list)):
+        return [awaited(each) for each in value]
+    wait = getattr(value, "trigger_wait", None)
+    return value if wait is None else wait()
 
 
 def backends_of(group: Any) -> dict[str, str]:

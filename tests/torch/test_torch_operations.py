@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C import _distributed_c10d as c10d
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 from aiodist_torch.process_group import ProcessGroup
 
@@ -265,6 +266,34 @@ def test_a_batch_is_one_work(ranks: Ranks) -> None:
         assert work.wait()
         assert (float(x), float(y)) == (1, 2)
         assert work.result() == [x, y]
+
+    ranks(2, body)
+
+
+def test_results_of_functional_collectives_can_be_passed_on(ranks: Ranks) -> None:
+    """Those are tensors that wait for their values when they are used."""
+
+    def body(group: ProcessGroup) -> None:
+        own = group.rank()
+
+        def summed() -> Tensor:
+            x = full(own + 1, 2)
+            c10d._register_work(x, group.allreduce([x]))
+            return AsyncCollectiveTensor(x)
+
+        x = summed()
+        group.allreduce(x).wait()
+        assert x.tolist() == [6, 6]
+        outs = [torch.empty(2), torch.empty(2)]
+        group.allgather([outs], [summed()]).wait()
+        assert [out.tolist() for out in outs] == [[3, 3]] * 2
+        x = torch.empty(2)
+        works = [group.send([summed()], 1 - own), group.recv([x], 1 - own)]
+        assert all(work.wait() for work in works)
+        assert x.tolist() == [3, 3]
+        parameter = torch.nn.Parameter(full(own, 2))
+        group.broadcast([parameter]).wait()
+        assert parameter.tolist() == [0, 0]
 
     ranks(2, body)
 
