@@ -2,7 +2,7 @@
 
 Every function runs on the engine, starts its operation, and returns the Works. `group` is the
 aiodist group, and `seconds` the deadline. Results go into the given tensors. Shapes matter as in
-torch: in forms with one tensor for all ranks, only the number of elements matters.
+torch: only in forms with lists of tensors. In others the number of elements matters.
 
 Each call of a collective of torch is one collective of aiodist, even if it has several tensors.
 Ranks match collectives by counting, and a rank that refuses its arguments counts one. If the number
@@ -12,6 +12,7 @@ depended on arguments, that rank could not know how many the other ranks count.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -35,8 +36,9 @@ WIDER_FOR_AVERAGES = {torch.float16: torch.float32, torch.bfloat16: torch.float3
 def all_reduce(group: Group, x: Tensor, op: Any, seconds: float) -> Works:
     """Reduce `x` in place."""
     meant, divides = meaning(op, x.dtype)
-    work = group.all_reduce(x, meant, timeout=seconds)
-    return then(work, divided(group, x)) if divides else (work,)
+    flat = flattened(x)
+    work = group.all_reduce(flat, meant, timeout=seconds)
+    return filling(x, flat, work, *([divided(group, flat)] if divides else []))
 
 
 def average_coded(group: Group, x: Tensor, codec: Codec, tag: str, seconds: float) -> Works:
@@ -98,13 +100,18 @@ def all_reduce_coalesced(group: Group, xs: list[Tensor], op: Any, seconds: float
 def reduce(group: Group, x: Tensor, dst: int, op: Any, seconds: float) -> Works:
     """Reduce `x` in place, at rank `dst` only."""
     meant, divides = meaning(op, x.dtype)
-    work = group.reduce(x, dst, meant, timeout=seconds)
-    return then(work, divided(group, x)) if divides and group.rank == dst else (work,)
+    flat = flattened(x)
+    work = group.reduce(flat, dst, meant, timeout=seconds)
+    if group.rank != dst:
+        return (work,)
+    return filling(x, flat, work, *([divided(group, flat)] if divides else []))
 
 
 def broadcast(group: Group, x: Tensor, src: int, seconds: float) -> Works:
     """Copy `x` of rank `src` into `x` of every rank."""
-    return (group.broadcast(x, src, timeout=seconds),)
+    flat = flattened(x)
+    work = group.broadcast(flat, src, timeout=seconds)
+    return (work,) if group.rank == src else filling(x, flat, work)
 
 
 def all_gather(group: Group, x: Tensor, outs: list[Tensor], seconds: float) -> Works:
@@ -115,7 +122,7 @@ def all_gather(group: Group, x: Tensor, outs: list[Tensor], seconds: float) -> W
 def all_gather_single(group: Group, x: Tensor, out: Tensor, seconds: float) -> Works:
     """Copy `x` of all ranks into `out`, one after the other."""
     flat = flattened(out)
-    return filling(out, flat, group.all_gather(x.reshape(-1), out=flat, timeout=seconds))
+    return filling(out, flat, group.all_gather(flattened(x), out=flat, timeout=seconds))
 
 
 def all_gather_single_coalesced(
@@ -126,7 +133,7 @@ def all_gather_single_coalesced(
     flats = [flattened(out) for out in outs]
     parts = [shares(flat, group.size, "output") for flat in flats]
     rows = [[part[rank] for part in parts] for rank in range(group.size)]
-    work = group.all_gather([x.reshape(-1) for x in xs], out=rows, timeout=seconds)
+    work = group.all_gather([flattened(x) for x in xs], out=rows, timeout=seconds)
     steps = [step for pair in zip(outs, flats, strict=True) for step in copied_back(*pair)]
     return then(work, *steps) if steps else (work,)
 
@@ -161,7 +168,7 @@ def reduce_scatter_single(group: Group, x: Tensor, out: Tensor, op: Any, seconds
     """Reduce part `rank` of `x` into `out`."""
     meant, divides = meaning(op, out.dtype)
     flat = flattened(out)
-    work = group.reduce_scatter(x.reshape(-1), meant, out=flat, timeout=seconds)
+    work = group.reduce_scatter(flattened(x), meant, out=flat, timeout=seconds)
     return filling(out, flat, work, *([divided(group, flat)] if divides else []))
 
 
@@ -223,13 +230,14 @@ def all_to_all_single(
 
     Parts are along the first dimension. Without splits they are equal.
     """
-    xs = split(x, x_splits, group.size, "input")
-    outs = split(out, out_splits, group.size, "output")
-    return (group.all_to_all(xs, out=outs, timeout=seconds),)
+    flat = flattened(out)
+    xs = split(x, flattened(x), x_splits, group.size, "input")
+    outs = split(out, flat, out_splits, group.size, "output")
+    return filling(out, flat, group.all_to_all(xs, out=outs, timeout=seconds))
 
 
-def split(x: Tensor, splits: Sequence[int], size: int, name: str) -> list[Tensor]:
-    """Cut `x` along its first dimension. Raises ValueError."""
+def split(x: Tensor, flat: Tensor, splits: Sequence[int], size: int, name: str) -> list[Tensor]:
+    """Cut `flat`, the elements of `x`, along the first dimension of `x`. Raises ValueError."""
     if not x.dim():
         raise ValueError(f"the {name} has no dimension to split: pass {name}.reshape(1)")
     rows = x.shape[0]
@@ -245,12 +253,13 @@ def split(x: Tensor, splits: Sequence[int], size: int, name: str) -> list[Tensor
             f"{name}_split_sizes are {list(splits)}: {size} numbers with the sum {rows}, the first "
             f"dimension of the {name}, are needed"
         )
-    return list(torch.split(x, list(splits)))
+    width = math.prod(x.shape[1:])
+    return list(torch.split(flat, [each * width for each in splits]))
 
 
 def send(group: Group, x: Tensor, dst: int, tag: int, seconds: float) -> Works:
     """Send the elements of `x`."""
-    return (group.send(x.reshape(-1), dst, tag=tag, timeout=seconds),)
+    return (group.send(flattened(x), dst, tag=tag, timeout=seconds),)
 
 
 def receive(group: Group, x: Tensor, src: int | None, tag: int, seconds: float) -> Works:
@@ -291,9 +300,9 @@ def divided(group: Group, *xs: Tensor) -> Step:
     return step
 
 
-def flattened(out: Tensor) -> Tensor:
-    """Return memory for the elements of `out`, in one dimension: its own if it is contiguous."""
-    return out.view(-1) if out.is_contiguous() else torch.empty(out.numel(), dtype=out.dtype)
+def flattened(x: Tensor) -> Tensor:
+    """Return the elements of `x` in one dimension: in its own memory if they lie there so."""
+    return x if x.dim() == 1 else x.reshape(-1)
 
 
 def filling(out: Tensor, flat: Tensor, work: asyncio.Future[Any], *steps: Step) -> Works:
@@ -303,8 +312,8 @@ def filling(out: Tensor, flat: Tensor, work: asyncio.Future[Any], *steps: Step) 
 
 
 def copied_back(out: Tensor, flat: Tensor) -> list[Step]:
-    """Return the step that copies `flat` into `out`, if that is not its memory."""
-    return [] if out.is_contiguous() else [partial(out.copy_, flat.view(out.shape))]
+    """Return the step that copies `flat` into `out`, if that may not be its memory."""
+    return [] if flat is out or out.is_contiguous() else [partial(out.copy_, flat.view(out.shape))]
 
 
 def or_forgo(start: Callable[..., Works], group: Group, *args: Any) -> Works:

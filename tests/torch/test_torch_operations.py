@@ -223,6 +223,46 @@ def test_all_to_all(ranks: Ranks, size: int) -> None:
     ranks(size, body)
 
 
+@pytest.mark.parametrize("strided", [False, True])
+def test_shapes_may_differ_if_numbers_of_elements_agree(ranks: Ranks, strided: bool) -> None:
+    def body(group: ProcessGroup) -> None:
+        own = group.rank()
+
+        def x() -> Tensor:
+            made = torch.arange(6.0) + 10 * own
+            if own:
+                return made
+            return torch.stack([made, made], 1)[:, 0].view(2, 3) if strided else made.view(2, 3)
+
+        def expect(x: Tensor, values: Tensor) -> None:
+            assert torch.equal(x, values if own else values.view(2, 3))
+
+        total, avg = 2 * torch.arange(6.0) + 10, dist.ReduceOp.AVG
+        y = x()
+        group.allreduce([y]).wait()
+        expect(y, total)
+        y = x()
+        group.allreduce([y], options(dist.AllreduceOptions, reduceOp=avg)).wait()
+        expect(y, total / 2)
+        y = x()
+        group.reduce([y], options(dist.ReduceOptions, reduceOp=avg)).wait()
+        expect(y, total / 2 if own == 0 else x())
+        y = x()
+        group.broadcast([y], options(dist.BroadcastOptions, rootRank=1)).wait()
+        expect(y, torch.arange(6.0) + 10)
+        rows = torch.arange(8.0).view(4, 2) + 10 * own  # one for rank 0, and three for rank 1
+        part = torch.arange(2.0, 8.0) if own else torch.arange(2.0)
+        y = torch.zeros(2 * len(part), 2)[:, 0] if strided else torch.zeros(2 * len(part))
+        group.all_to_all_single(y, rows, [len(part)] * 2, [1, 3]).wait()
+        assert torch.equal(y, torch.cat([part, part + 10]))
+        y = torch.zeros(2, 2, 2)
+        group.all_to_all_single(y, rows, [], []).wait()
+        half = torch.arange(4.0) + 4 * own
+        assert torch.equal(y.flatten(), torch.cat([half, half + 10]))
+
+    ranks(2, body)
+
+
 def test_point_to_point(ranks: Ranks) -> None:
     def body(group: ProcessGroup) -> list[int] | None:
         if group.rank():
