@@ -227,8 +227,13 @@ class ProcessGroup(Methods):
         return c10d.Backend.Options("aiodist", self._timeout)
 
     supports_shrinking = True
-    supports_splitting = supports_time_estimate = False
-    """Splitting needs no support of the backend, and aiodist gives no estimates of times."""
+    supports_splitting = supports_time_estimate = supports_coalescing = False
+    """Splitting and batches need no support of the backend, and aiodist gives no estimates of
+    times."""
+
+    def supports_tensor_alloc(self, device: torch.device) -> bool:
+        """Return False: aiodist takes tensors in any memory, so FSDP allocates its own."""
+        return False
 
 
 def create(options: Any) -> ProcessGroup:

@@ -360,6 +360,8 @@ def test_what_torch_asks(ranks: Ranks) -> None:
         assert group.getBackendName() == group._get_backend_name() == "aiodist"
         assert group._device_types == [torch.device("cpu")]
         assert group._get_backend(torch.device("cpu")) is group
+        assert not group.supports_coalescing
+        assert not group.supports_tensor_alloc(torch.device("cpu"))
         with pytest.raises(RuntimeError, match="no backend for tensors of cuda"):
             group._get_backend(torch.device("cuda"))
         assert group.group.size == group.size() == 2

@@ -162,7 +162,7 @@ def sharded(mesh: dist.DeviceMesh) -> list[float]:
     model = net()
     del model.extra
     for layer in (model.first, model.last):
-        fully_shard(layer, mesh=mesh)
+        fully_shard(layer, mesh=mesh).set_allocate_memory_from_process_group_for_comm(True)
     fully_shard(model, mesh=mesh)
     return train(model)
 
