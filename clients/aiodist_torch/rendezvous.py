@@ -73,9 +73,13 @@ def own_host(store: Any) -> tuple[str, str]:
     """
     store = underlying(store)
     host = _towards(store.host, store.port) if is_tcp(store) else _named(socket.gethostname())
-    if is_loopback(host):
-        return host, host
-    return ("::" if ":" in host else "0.0.0.0"), host
+    everywhere = "::" if ":" in host else "0.0.0.0"
+    if not is_loopback(host):
+        return everywhere, host
+    if is_tcp(store) and not is_loopback(store.host):
+        # Debian has an entry 127.0.1.1 for the host's own name. On other hosts the name leads here.
+        return everywhere, store.host
+    return host, host
 
 
 def is_tcp(store: Any) -> bool:

@@ -13,6 +13,7 @@ from torch._C import _distributed_c10d as c10d
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 from aiodist_torch.process_group import ProcessGroup
+from aiodist_torch.rendezvous import own_host
 
 Ranks = Callable[..., list[Any]]
 Body = Callable[[ProcessGroup], Any]
@@ -353,6 +354,21 @@ def test_parts_of_groups(ranks: Ranks) -> None:
         assert float(x) == [2, 1, 2][group.rank()]
 
     ranks(3, body)
+
+
+def test_ranks_meet_at_a_name_that_leads_to_loopback_on_its_own_host(ranks: Ranks) -> None:
+    """As the host's own name does on Debian. On other hosts it leads to an address of that host."""
+    name = "0x7f.1"  # 127.0.0.1, but not literally
+    server = dist.TCPStore(name, 0, is_master=True, wait_for_workers=False)
+
+    def body(group: ProcessGroup) -> float:
+        x = full(1, 1)
+        group.allreduce([x]).wait()
+        return float(x)
+
+    assert own_host(dist.PrefixStore("any", server)) == ("0.0.0.0", name)
+    assert own_host(dist.TCPStore("localhost", server.port)) == ("127.0.0.1", "127.0.0.1")
+    assert ranks(2, body, store=lambda: dist.TCPStore(name, server.port)) == [2, 2]
 
 
 def test_what_torch_asks(ranks: Ranks) -> None:
