@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
+
+from torch._C._distributed_c10d import FakeWork
+from torch._subclasses.fake_tensor import FakeTensor
 
 from aiodist import AiodistError
 from aiodist_torch.devices import Mixed, are_plain, awaited, first_tensor
@@ -35,6 +38,10 @@ def call(
                     args = forms.long(args, kwargs)
                 if not are_plain(args):
                     args = awaited(args)
+                    if isinstance(first_tensor(args), FakeTensor):
+                        # It has no values, so nothing is sent, as with torch's own backends. No
+                        # turn is used up, because a rank may trace code that others do not run.
+                        return cast(R, FakeWork())
                 x = first_tensor(args)
                 other = group if x is None or x.is_cpu else group.beside(x.device)
                 if other is group:

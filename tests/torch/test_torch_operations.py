@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C import _distributed_c10d as c10d
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 from aiodist_torch.process_group import ProcessGroup
@@ -337,6 +338,22 @@ def test_results_of_functional_collectives_can_be_passed_on(ranks: Ranks) -> Non
         assert parameter.tolist() == [0, 0]
 
     ranks(2, body)
+
+
+def test_fake_tensors_are_not_sent(ranks: Ranks) -> None:
+    """A rank may trace code that the other ranks do not run."""
+
+    def body(group: ProcessGroup) -> float:
+        if group.rank() == 0:
+            with FakeTensorMode():
+                x, out = torch.ones(2), torch.ones(4)
+            for work in (group.allreduce([x]), group.all_gather_single(out, x), group.send([x], 1)):
+                assert work.wait()
+        x = full(1, 1)
+        group.allreduce([x]).wait()
+        return float(x)
+
+    assert ranks(2, body) == [2, 2]
 
 
 def test_parts_of_groups(ranks: Ranks) -> None:
