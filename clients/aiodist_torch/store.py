@@ -173,4 +173,8 @@ class Store(c10d.Store):
 
 
 def _bytes(value: str | bytes) -> bytes:
-    return value.encode() if isinstance(value, str) else bytes(value)
+    if isinstance(value, str):
+        return value.encode()
+    if not isinstance(value, bytes | bytearray | memoryview):  # of a number, bytes() makes zeros
+        raise TypeError(f"a value is a str or bytes, not {value!r}: pass str(value)")
+    return bytes(value)

@@ -56,6 +56,12 @@ for backend in ("gloo", "aiodist"):
             raise AssertionError("a key has no value")
         except ValueError as error:
             assert "2 keys and 1 values" in str(error)
+        for wrong in (5, [1, 2]):
+            try:
+                store.set("c", wrong)
+                raise AssertionError("a number was taken for bytes")
+            except TypeError as error:
+                assert "pass str(value)" in str(error)
         assert (store.add("a", 4), store.check(["a", "b"]), store.check(["c"])) == (5, True, False)
         assert [store.delete_key(key) for key in ("k", "k", "new")] == [True, False, True]
         assert store.clone() is store
