@@ -253,7 +253,7 @@ def in_words(error: BaseException, *, located: bool = True) -> str:
     for leaf in leaves(error):
         try:
             text = leaf.message if isinstance(leaf, AiodistError) and not located else str(leaf)
-            text = " ".join(text.splitlines())
+            text = " ".join(filter(None, text.splitlines()))
         except Exception:  # of the exception's own __str__
             text = ""
         words.append(f"{type(leaf).__name__}: {text}" if text else type(leaf).__name__)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -30,21 +30,10 @@ from aiodist.rank.context import Context
 from aiodist.rank.recovery import Recovery, check_sizes
 from aiodist.rank.views import views
 from aiodist.signatures import Array, Buffer, Signatures, typed
-from aiodist.types import Member, View
+from aiodist.types import Member, View, WithHints
 from aiodist.windows.window import Window, offered
 from aiodist.wire.recovery import Purpose
 from aiodist.work import Unseen, Work
-
-_NAMES: Final[dict[str, str]] = {
-    **dict.fromkeys(["world_size", "get_world_size", "Get_size"], "size"),
-    **dict.fromkeys(["get_rank", "Get_rank"], "rank"),
-    "bcast": "broadcast",
-    "allreduce": "all_reduce",
-    "allgather": "all_gather",
-    "alltoall": "all_to_all",
-    "new_group": "subgroup or split",
-}
-"""Names in torch and mpi4py, and here."""
 
 
 class EpochKeeper(Protocol):
@@ -70,7 +59,7 @@ class _Line:
     keeper: EpochKeeper | None = None
 
 
-class Group(Operations):
+class Group(Operations, WithHints):
     """Ranks that communicate. Get a group from `aiodist.connect`, `run`, `local`, or another group.
 
     **Operations** start when you call them, and return a `Work`. Await it for the result. They take
@@ -584,13 +573,6 @@ class Group(Operations):
             # The coordinator does not know of groups that were made of others.
             ends.append(partial(self._context.tell_unlinked, error.message))
         despite_errors(*ends)
-
-    if not TYPE_CHECKING:  # type checkers have errors of their own for these
-
-        def __getattr__(self, name: str) -> NoReturn:
-            hint = f": use {_NAMES[name]}" if name in _NAMES else ""
-            text = f"a group has no attribute {name!r}{hint}"
-            raise AttributeError(text, name=name, obj=self)
 
     async def __aenter__(self) -> Group:
         if self._line.keeper is not None:

@@ -162,6 +162,8 @@ def run(
     token = options.get("token")
     if token is None:
         token = secrets.token_urlsafe()
+    if "\0" in (text := token if isinstance(token, str) else os.fsdecode(token)):
+        raise ValueError("token has a zero byte, so the ranks cannot have it as AIODIST_TOKEN")
     with _coordinator(token) as coordinator, tempfile.TemporaryFile() as payload:
         job = spawn.Job(
             address=coordinator.address,
@@ -169,7 +171,7 @@ def run(
             local_size=nprocs,
             master_addr="127.0.0.1",
             master_port=spawn.free_port(),
-            token=token if isinstance(token, str) else None,  # bytes are in `options` alone
+            token=text,
         )
         payload.write(pickle.dumps((preparation, job, by_value, work)))
         payload.flush()
@@ -470,6 +472,9 @@ def _exit_code(process: subprocess.Popen[bytes]) -> int | None:
 
 def _ends_by(deadline: float | None, process: subprocess.Popen[bytes]) -> bool:
     """Wait until a process ends, without reaping it. False: it still runs at the deadline."""
+    if deadline is None and hasattr(os, "waitid"):
+        with contextlib.suppress(ChildProcessError):  # it is reaped
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     while _exit_code(process) is None:
         if deadline is not None and time.monotonic() >= deadline:
             return False

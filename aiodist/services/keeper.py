@@ -83,7 +83,8 @@ class Keeper:
         that error is raised, because this rank has left for it.
         """
         group = self.group
-        if group is not None and group._actor.is_over and not group._actor.is_evicted:
+        actor = None if group is None else group._actor
+        if actor is not None and actor.is_over and (actor.has_quit or not actor.is_evicted):
             if self._watch is not None and self._watch.done() and not self._watch.cancelled():
                 self._watch.result()
             return None

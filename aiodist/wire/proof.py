@@ -47,7 +47,7 @@ def secret_of(token: str | bytes | None) -> bytes | None:
     if token is not None and not token:
         raise ValueError("the token is empty: give a token, or None for no authentication")
     if isinstance(token, str):
-        return token.encode()
+        return token.encode(errors="surrogateescape")  # as os.environ decodes bytes
     if token is not None and not isinstance(token, bytes | bytearray):
         raise TypeError(f"a token is a str or bytes, not a value of type {type(token).__name__}")
     return token

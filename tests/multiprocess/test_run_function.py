@@ -452,7 +452,8 @@ def test_timeout_names_who_is_late() -> None:
 
 
 async def size_of_messages(group: aiodist.Group) -> int:
-    return group._context.max_message_bytes
+    async with aiodist.connect(group="second"):  # with the token of the environment
+        return group._context.max_message_bytes
 
 
 def without_arguments() -> None:
@@ -463,7 +464,7 @@ def not_async(group: aiodist.Group) -> int:
     return group.rank
 
 
-@pytest.mark.parametrize("token", ["mine", b"\0", None])
+@pytest.mark.parametrize("token", ["mine", b"\xff", None])
 def test_options_go_to_connect(token: str | bytes | None) -> None:
     options: Any = {"max_message_bytes": 1000, "token": token}
     assert aiodist.run(size_of_messages, 1, **options) == [1000]
@@ -487,6 +488,8 @@ def test_wrong_calls() -> None:
     start: Any = aiodist.run
     with pytest.raises(TypeError, match=r"run\(\) got an unexpected .*'no_such_option'$"):
         start(wait_for_ever, 1, no_such_option=1)
+    with pytest.raises(ValueError, match="zero byte"):
+        aiodist.run(wait_for_ever, 1, token=b"\0")
     for name in ("size", "world_size"):
         with pytest.raises(TypeError, match=rf"run\(\) got an unexpected .*'{name}': use nprocs=$"):
             start(wait_for_ever, 2, **{name: 4})
