@@ -420,9 +420,10 @@ class Group(Operations, WithHints):
         on one host, with at most 64 ranks. A message of more than 64 KiB is also read in its place,
         and copied once, into the memory of the receive.
 
-        Anywhere else it is an ordinary array. So is any array beyond 4,096 at a time, or beyond 128
-        that the others have yet to map. They do so while the event loop runs, so let it run between
-        many calls. The memory lives as long as the array or a view of it.
+        Anywhere else it is an ordinary array. So is any array beyond 4,096 at a time. An array
+        takes a file until all others have mapped it, which they do while their event loops run.
+        While such arrays take half of the files that this process may open, further ones are
+        ordinary. The memory lives as long as the array or a view of it.
 
         Args:
             shape: an int, or a sequence of ints.

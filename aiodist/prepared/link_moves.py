@@ -32,7 +32,7 @@ from aiodist.engine.early import Key
 from aiodist.engine.executor import ALL
 from aiodist.engine.operation import Operation, Pause, Program
 from aiodist.links.party import Party
-from aiodist.prepared.express import written
+from aiodist.prepared.express import failing, written
 from aiodist.prepared.link_frames import ComingFrame
 from aiodist.prepared.link_values import LinkValues, Route
 from aiodist.prepared.taking import Given
@@ -216,7 +216,10 @@ class MovingCall:
     def to_operation(self) -> Operation | None:
         """See `WaitingCall`."""
         del self._calls.waiting.by_key[self.key]
-        executor, rest = self._recipe.go_on(None, self._given, self._done)
+        try:
+            executor, rest = self._recipe.go_on(None, self._given, self._done)
+        except Exception as error:  # what came makes no sense
+            executor, rest = None, failing(error)
         if self.waits and self._is_here:
             rest.close()
             rest = self._leaves()

@@ -15,12 +15,15 @@ read arrays in place.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import math
+import os
+import sys
 import weakref
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Coroutine, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,16 +35,18 @@ from aiodist.errors import ProtocolError
 from aiodist.transports.handover import SegmentOffers, take
 from aiodist.wire import kinds
 
+if sys.platform != "win32":
+    import resource
+
 log = logging.getLogger("aiodist.group")
 
 MOST = 4096
 """The most arrays of one peer that are mapped, or are being mapped, at a time."""
-MOST_OPEN = 128
-"""The most arrays of this rank that not all others have mapped. Each needs an open file, and a
-process may have only 1,024 of these by default."""
-AT_ONCE = 32
-"""The most arrays of others that are fetched at a time, because each takes a file here and there.
+AT_ONCE = 2
+"""The most arrays of one peer that are fetched at a time, because each takes a file here and there.
 """
+AGAIN = 1.0
+"""Seconds until an array is fetched again that could not be, because there were no files."""
 OFFSET_BITS = 38
 """The low bits of a location are the byte within an array, up to 256 GiB. The bits above them are
 the number of the array."""
@@ -87,6 +92,18 @@ class Block:
         self.missing = missing
 
 
+_offered: Final[set[Block]] = set()
+"""Arrays of this process, in any group, that not all others have mapped. Each takes a file."""
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_offered.clear)
+
+
+def most_offered() -> int:
+    """How many arrays may take a file at a time: half as many as this process may open."""
+    files: int = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return MOST if files == resource.RLIM_INFINITY else files // 2
+
+
 class Heap:
     """The shared arrays of one group, as seen by one rank."""
 
@@ -99,7 +116,7 @@ class Heap:
         self._dead: deque[int] = deque()  # numbers of arrays whose last view is gone
         self._mapped: dict[tuple[int, int], Bytes] = {}  # arrays of others, by (rank, number)
         self._coming: dict[tuple[int, int], asyncio.Task[None]] = {}  # arrays that are being mapped
-        self._turns = asyncio.Semaphore(AT_ONCE)
+        self._turns = defaultdict[int, asyncio.Semaphore](lambda: asyncio.Semaphore(AT_ONCE))
         self.shows_any = False
         """Whether this rank has an array that all others have mapped."""
 
@@ -117,10 +134,11 @@ class Heap:
 
     def _may_share(self, nbytes: int) -> bool:
         """Whether the others may map one more array. They refuse more than `MOST` of one rank."""
+        if not (self._shares and 0 < nbytes <= 1 << OFFSET_BITS):
+            return False
         self._drop_dead()
         has_number = len(self._blocks) < MOST and self._next < NUMBERS
-        has_file = self._offers is None or len(self._offers.segments) < MOST_OPEN
-        return self._shares and has_number and has_file and 0 < nbytes <= 1 << OFFSET_BITS
+        return has_number and len(_offered) < most_offered()
 
     def _allocate(self, nbytes: int) -> Bytes:
         """Return new memory, all zero, and offer it to the others. Raises OSError."""
@@ -132,7 +150,8 @@ class Heap:
         number = self._next
         self._next += 1
         missing = {rank for rank in range(context.size) if rank != context.rank}
-        self._blocks[number] = Block(number, address_of(memory), nbytes, missing)
+        block = self._blocks[number] = Block(number, address_of(memory), nbytes, missing)
+        _offered.add(block)
         words = self._offers.add(number, segment)
         # The user decides how long an array lives, by views that this class never sees. The
         # reference to the heap is weak, because the array may outlive the group.
@@ -177,11 +196,15 @@ class Heap:
         block.missing.discard(peer)
         if not block.missing:
             self.shows_any = True
-            self._withdraw(number)  # no further rank may fetch it, but the memory stays
+            self._withdraw(block)  # no further rank may fetch it, but the memory stays
 
-    def _withdraw(self, number: int) -> None:
+    def _withdraw(self, block: Block) -> None:
+        _offered.discard(block)
         if self._offers is not None:
-            self._offers.drop(number)
+            self._offers.drop(block.number)
+            if not self._offers.segments:  # its socket takes a file, too
+                self._offers.close()
+                self._offers = None
 
     def dropped(self, number: int) -> None:
         """Note that the last view of an array is gone. Any thread may call this at any time."""
@@ -196,7 +219,7 @@ class Heap:
             block = self._blocks.pop(number, None)
             if block is None:  # the group has ended
                 continue
-            self._withdraw(number)
+            self._withdraw(block)
             self.shows_any = any(not block.missing for block in self._blocks.values())
             for peer in range(self._context.size):
                 if peer != self._context.rank:
@@ -242,14 +265,18 @@ class Heap:
                 raise ProtocolError("a frame about shared arrays is malformed")
 
     async def _map(self, peer: int, number: int, words: tuple[str, bytes], nbytes: int) -> None:
-        try:
-            async with self._turns:
-                memory = await take(words, nbytes)
-        except OSError as error:
-            # The array goes through staging memory then, or was dropped in the meantime.
-            log.debug("could not map an array of rank %d: %s", peer, error)
-            self._coming.pop((peer, number), None)
-            return
+        while True:
+            try:
+                async with self._turns[peer]:
+                    memory = await take(words, nbytes)
+                break
+            except OSError as error:
+                # The array goes through staging memory then, or was dropped in the meantime.
+                log.debug("could not map an array of rank %d: %s", peer, error)
+                if error.errno not in (errno.EMFILE, errno.ENFILE):
+                    self._coming.pop((peer, number), None)
+                    return
+            await asyncio.sleep(AGAIN)
         # The array may have been dropped, or the group closed, while the memory was on its way. The
         # cancel of this task may have come too late. So if the array is no longer expected, it is
         # released, and the peer is not told.
@@ -263,6 +290,7 @@ class Heap:
         for task in coming.values():
             task.cancel()
         self.shows_any = False
+        _offered.difference_update(self._blocks.values())
         if self._offers is not None:
             self._offers.close()
         self._blocks.clear()

@@ -21,8 +21,8 @@ or none uses it. For `empty` a message is missing, and the array is staged as ot
 connection, and another transport is used. The system closes files under way to a dead process.
 
 **Closing files.** Mapped memory needs no file. The other side closes it at once. The owner closes
-it when all have answered, by `SegmentOffer.close`, and in any case when the group or the operation
-ends. The memory lasts until its last view is gone, in any process.
+it when all have answered, by `SegmentOffers.drop` or `close`, and in any case when the group or the
+operation ends. The memory lasts until its last view is gone, in any process.
 
 **Strangers.** The other end must run as the same user: both ask the kernel (`peer_pid`).
 Connections of another user, or with a wrong key, are closed and logged sparingly. A caller that
@@ -268,8 +268,8 @@ def mapped(
         os.close(fd)
     if not data:
         raise ConnectionResetError(
-            "it ended the set-up (it went away, was shown a wrong key, or could not share memory:"
-            " then its log says why)"
+            "it ended the set-up (it went away, or no longer offers this, or its log says why: a"
+            " wrong key, or it could not share memory)"
         )
     raise ProtocolError(
         f"expected a segment and {greeting(nbytes)!r}, got {len(fds)} descriptors and {data!r}: is"

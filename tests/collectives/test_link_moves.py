@@ -12,6 +12,7 @@ from over_links import OVER_SOCKETS, nothing_is_left, ordinary, until
 
 import aiodist
 from aiodist.prepared.link_moves import MovingCall
+from aiodist.transports.framed import FramedLink
 from aiodist.transports.stream import StreamLink
 
 pytestmark = OVER_SOCKETS
@@ -374,3 +375,26 @@ async def test_cancelled_while_it_waits_for_words(groups):
         assert not places[LEAF].any()
         await all_have_it(*called(ranks, [ROOT, LEAF, HUB]))
         nothing_is_left(ranks)
+
+
+async def test_words_that_make_no_sense(groups, monkeypatch):
+    """They end the call of each rank. None waits for ever."""
+    real = FramedLink.send_copy
+    bad = set()
+
+    def send_copy(link, prefix, payload, made=None):
+        if link in bad and len(payload) >= 60:  # several blobs: the first one seems to be longer
+            payload, made = memoryview((1 << 20).to_bytes(4, "big") + bytes(payload[4:])), None
+        return real(link, prefix, payload, made)
+
+    monkeypatch.setattr(FramedLink, "send_copy", send_copy)
+    async with groups(5) as ranks:
+        for _ in range(2):
+            await learn(ranks)
+        bad |= {ranks[HUB]._context.link(peer) for peer in range(1, 5)}
+        works, _ = called(ranks, [1, 2, 3, 4, HUB])
+        await asyncio.wait(works)
+        assert any(isinstance(work.exception(), aiodist.ProtocolError) for work in works)
+        assert not any(group._context.calls.waiting.takers for group in ranks)
+        for group in ranks:
+            group.abort("the test is over")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import threading
 from collections.abc import Coroutine
@@ -123,51 +124,72 @@ async def test_what_the_others_would_refuse_is_not_shared(monkeypatch: pytest.Mo
 async def test_arrays_that_the_others_have_not_mapped_take_few_files(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """They share one socket. Beyond `MOST_OPEN` of them, arrays are like others."""
-    monkeypatch.setattr(heaps, "MOST_OPEN", 3)
+    """They share one socket. Beyond half of the files of the process, arrays are like others."""
+    monkeypatch.setattr(heaps, "most_offered", lambda: 3)
+    monkeypatch.setattr(heaps, "_offered", set())
     party: Any = Party()
-    heap = Heap(party, shares=True)
+    heap, other = Heap(party, shares=True), Heap(party, shares=True)
     before = len(os.listdir(FILES))
 
-    def is_shared() -> bool:
+    def is_shared(heap: Heap) -> bool:
         party.told.clear()
         kept.append(heap.empty(8, "u1", None))
         return bool(party.told)
 
     kept: list[Any] = []
-    assert [is_shared() for _ in range(5)] == [True] * 3 + [False] * 2
+    assert [is_shared(heap) for _ in range(5)] == [True] * 3 + [False] * 2
+    assert not is_shared(other)
     assert len(os.listdir(FILES)) == before + 4
     heap.heard(1, [kinds.MAPPED, 0, 0])
-    assert not is_shared()
+    assert not is_shared(heap)
     heap.heard(2, [kinds.MAPPED, 0, 0])  # now all have it
-    assert [is_shared() for _ in range(2)] == [True, False]
+    assert [is_shared(heap) for _ in range(2)] == [True, False]
     del kept[1]
-    assert [is_shared() for _ in range(2)] == [True, False]
+    assert [is_shared(heap) for _ in range(2)] == [True, False]
     assert len(os.listdir(FILES)) == before + 4
+    for number in (2, 3, 4):
+        for rank in (1, 2):
+            heap.heard(rank, [kinds.MAPPED, 0, number])
+    assert len(os.listdir(FILES)) == before
+    assert is_shared(other) and is_shared(heap)
     heap.close()
+    assert [is_shared(other) for _ in range(3)] == [True, True, False]
+    other.close()
     assert len(os.listdir(FILES)) == before
 
 
-async def test_few_arrays_of_others_are_fetched_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heaps, "AT_ONCE", 2)
+def test_a_process_with_few_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    for soft, most in ((1024, 512), (heaps.resource.RLIM_INFINITY, heaps.MOST)):
+        monkeypatch.setattr(heaps.resource, "getrlimit", lambda kind, soft=soft: (soft, soft))
+        assert heaps.most_offered() == most
+
+
+async def test_few_arrays_of_a_peer_are_fetched_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of another peer are not held up. If there is no file, the array is fetched again."""
+    monkeypatch.setattr(heaps, "AGAIN", 0)
     party: Any = Party()
     monkeypatch.setattr(party, "spawn", lambda coroutine, name: party.loop.create_task(coroutine))
-    under_way: list[asyncio.Future[memoryview]] = []
-    counts: list[int] = []
+    under_way: list[tuple[str, asyncio.Future[memoryview]]] = []
 
-    async def take(*args: Any) -> memoryview:
-        under_way.append(fetched := party.loop.create_future())
-        counts.append(len(under_way))
-        return await fetched
+    async def take(words: tuple[str, bytes], nbytes: int) -> memoryview:
+        under_way.append((words[0], party.loop.create_future()))
+        return await under_way[-1][1]
+
+    async def turns() -> list[str]:
+        for _ in range(20):
+            await asyncio.sleep(0)
+        return [name for name, fetched in under_way if not fetched.done()]
 
     monkeypatch.setattr(heaps, "take", take)
     heap = Heap(party, shares=True)
-    for number in range(7):
-        heap.heard(1 + number % 2, [kinds.REGION, 0, number, "", b"", 8])
-    for _ in range(100):
-        await asyncio.sleep(0)
-        if len(under_way) == min(2, 7 - len(party.told)) > 0:
-            under_way.pop(0).set_result(memoryview(bytes(8)))
-    assert len(party.told) == 7
-    assert counts == [1, *[2] * 6]
+    for number in range(5):
+        heap.heard(1, [kinds.REGION, 0, number, "busy", b"", 8])
+    heap.heard(2, [kinds.REGION, 0, 0, "other", b"", 8])
+    assert await turns() == ["busy", "busy", "other"]
+    under_way[2][1].set_exception(OSError(errno.EMFILE, "no files"))
+    assert await turns() == ["busy", "busy", "other"]
+    under_way[3][1].set_result(memoryview(bytes(8)))
+    under_way[0][1].set_exception(ConnectionResetError("it went away"))
+    assert await turns() == ["busy", "busy"]
+    assert len(party.told) == 1
     heap.close()
