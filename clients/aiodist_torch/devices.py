@@ -43,7 +43,7 @@ def are_plain(values: Sequence[Any]) -> bool:
         kind = value.__class__
         if kind is Tensor:
             continue
-        if kind is list or kind is tuple:
+        if isinstance(value, (tuple, list)):
             if not are_plain(value):
                 return False
         elif isinstance(value, Tensor):

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from aiodist import ANY_SOURCE, AiodistError, Group, MismatchError, ReduceOp
+from aiodist.buffers import arrays
 from aiodist.codecs import Codec
 from aiodist.engine.failures import mismatch_text
 from aiodist.types import AnySource
@@ -36,7 +37,7 @@ WIDER_FOR_AVERAGES = {torch.float16: torch.float32, torch.bfloat16: torch.float3
 def all_reduce(group: Group, x: Tensor, op: Any, seconds: float) -> Works:
     """Reduce `x` in place."""
     meant, divides = meaning(op, x.dtype)
-    flat = flattened(x)
+    flat = flattened(x, writes=True)
     work = group.all_reduce(flat, meant, timeout=seconds)
     return filling(x, flat, work, *([divided(group, flat)] if divides else []))
 
@@ -100,7 +101,7 @@ def all_reduce_coalesced(group: Group, xs: list[Tensor], op: Any, seconds: float
 def reduce(group: Group, x: Tensor, dst: int, op: Any, seconds: float) -> Works:
     """Reduce `x` in place, at rank `dst` only."""
     meant, divides = meaning(op, x.dtype)
-    flat = flattened(x)
+    flat = flattened(x, writes=group.rank == dst)
     work = group.reduce(flat, dst, meant, timeout=seconds)
     if group.rank != dst:
         return (work,)
@@ -109,9 +110,10 @@ def reduce(group: Group, x: Tensor, dst: int, op: Any, seconds: float) -> Works:
 
 def broadcast(group: Group, x: Tensor, src: int, seconds: float) -> Works:
     """Copy `x` of rank `src` into `x` of every rank."""
-    flat = flattened(x)
-    work = group.broadcast(flat, src, timeout=seconds)
-    return (work,) if group.rank == src else filling(x, flat, work)
+    if group.rank == src:
+        return (group.broadcast(flattened(x), src, timeout=seconds),)
+    flat = place(x)
+    return filling(x, flat, group.broadcast(flat, src, timeout=seconds))
 
 
 def all_gather(group: Group, x: Tensor, outs: list[Tensor], seconds: float) -> Works:
@@ -121,7 +123,7 @@ def all_gather(group: Group, x: Tensor, outs: list[Tensor], seconds: float) -> W
 
 def all_gather_single(group: Group, x: Tensor, out: Tensor, seconds: float) -> Works:
     """Copy `x` of all ranks into `out`, one after the other."""
-    flat = flattened(out)
+    flat = place(out)
     return filling(out, flat, group.all_gather(flattened(x), out=flat, timeout=seconds))
 
 
@@ -130,7 +132,7 @@ def all_gather_single_coalesced(
 ) -> Works:
     """Do `all_gather_single` of several tensors."""
     check_pairs(xs, outs)
-    flats = [flattened(out) for out in outs]
+    flats = [place(out) for out in outs]
     parts = [shares(flat, group.size, "output") for flat in flats]
     rows = [[part[rank] for part in parts] for rank in range(group.size)]
     work = group.all_gather([flattened(x) for x in xs], out=rows, timeout=seconds)
@@ -167,7 +169,7 @@ def reduce_scatter(group: Group, xs: list[Tensor], out: Tensor, op: Any, seconds
 def reduce_scatter_single(group: Group, x: Tensor, out: Tensor, op: Any, seconds: float) -> Works:
     """Reduce part `rank` of `x` into `out`."""
     meant, divides = meaning(op, out.dtype)
-    flat = flattened(out)
+    flat = place(out)
     work = group.reduce_scatter(flattened(x), meant, out=flat, timeout=seconds)
     return filling(out, flat, work, *([divided(group, flat)] if divides else []))
 
@@ -230,7 +232,7 @@ def all_to_all_single(
 
     Parts are along the first dimension. Without splits they are equal.
     """
-    flat = flattened(out)
+    flat = place(out)
     xs = split(x, flattened(x), x_splits, group.size, "input")
     outs = split(out, flat, out_splits, group.size, "output")
     return filling(out, flat, group.all_to_all(xs, out=outs, timeout=seconds))
@@ -265,7 +267,7 @@ def send(group: Group, x: Tensor, dst: int, tag: int, seconds: float) -> Works:
 def receive(group: Group, x: Tensor, src: int | None, tag: int, seconds: float) -> Works:
     """Receive into `x` what rank `src` sends, or any rank (None)."""
     source: int | AnySource = ANY_SOURCE if src is None else src
-    flat = flattened(x)
+    flat = place(x)
     return filling(x, flat, group.recv(src=source, tag=tag, out=flat, timeout=seconds))
 
 
@@ -300,9 +302,33 @@ def divided(group: Group, *xs: Tensor) -> Step:
     return step
 
 
-def flattened(x: Tensor) -> Tensor:
-    """Return the elements of `x` in one dimension: in its own memory if they lie there so."""
-    return x if x.dim() == 1 else x.reshape(-1)
+def flattened(x: Tensor, *, writes: bool = False) -> Tensor:
+    """Return the elements of `x` in one dimension: in its own memory if they lie there so.
+
+    `writes`: results go into `x`, see `filling`. Raises ValueError if elements share memory then.
+    """
+    if x.dim() == 1:
+        return x
+    if writes and not x.is_contiguous():
+        check_writable(x)
+    return x.reshape(-1)
+
+
+def place(out: Tensor) -> Tensor:
+    """Return memory for the elements of `out`, in one dimension: its own if it is contiguous.
+
+    Raises ValueError if elements of `out` share memory.
+    """
+    if out.is_contiguous():
+        return flattened(out)
+    check_writable(out)
+    return torch.empty(out.numel(), dtype=out.dtype)
+
+
+def check_writable(out: Tensor) -> None:
+    """Raise ValueError if elements of `out` share memory. The other ranks hear of it then."""
+    if out.is_cpu:
+        arrays.writable(out, "the tensor")
 
 
 def filling(out: Tensor, flat: Tensor, work: asyncio.Future[Any], *steps: Step) -> Works:

@@ -68,8 +68,8 @@ def new_token() -> str:
 def own_host(store: Any) -> tuple[str, str]:
     """Return (address to listen at, address to dial) of this host, for ranks that meet at `store`.
 
-    With a TCPStore, peers reach this host the way it reaches the store. Otherwise they use its
-    name, if that leads beyond the host.
+    With a TCPStore, peers reach this host the way it reaches the store, or by the store's name if
+    that leads to loopback here. Otherwise they use this host's name, if that leads beyond it.
     """
     store = underlying(store)
     host = _towards(store.host, store.port) if is_tcp(store) else _named(socket.gethostname())

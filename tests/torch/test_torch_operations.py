@@ -234,7 +234,8 @@ def test_shapes_may_differ_if_numbers_of_elements_agree(ranks: Ranks, strided: b
             made = torch.arange(6.0) + 10 * own
             if own:
                 return made
-            return torch.stack([made, made], 1)[:, 0].view(2, 3) if strided else made.view(2, 3)
+            made = made.view(2, 3)
+            return torch.cat([made, made], 1)[:, :3] if strided else made
 
         def expect(x: Tensor, values: Tensor) -> None:
             assert torch.equal(x, values if own else values.view(2, 3))
@@ -254,13 +255,36 @@ def test_shapes_may_differ_if_numbers_of_elements_agree(ranks: Ranks, strided: b
         expect(y, torch.arange(6.0) + 10)
         rows = torch.arange(8.0).view(4, 2) + 10 * own  # one for rank 0, and three for rank 1
         part = torch.arange(2.0, 8.0) if own else torch.arange(2.0)
-        y = torch.zeros(2 * len(part), 2)[:, 0] if strided else torch.zeros(2 * len(part))
-        group.all_to_all_single(y, rows, [len(part)] * 2, [1, 3]).wait()
-        assert torch.equal(y, torch.cat([part, part + 10]))
+        y = torch.zeros(len(part), 4)[:, :2] if strided else torch.zeros(len(part), 2)
+        group.all_to_all_single(y, rows, [len(part) // 2] * 2, [1, 3]).wait()
+        assert torch.equal(y.reshape(-1), torch.cat([part, part + 10]))
         y = torch.zeros(2, 2, 2)
         group.all_to_all_single(y, rows, [], []).wait()
         half = torch.arange(4.0) + 4 * own
         assert torch.equal(y.flatten(), torch.cat([half, half + 10]))
+
+    ranks(2, body)
+
+
+@pytest.mark.parametrize("shared", ["expanded", "sliding"])
+def test_results_do_not_go_where_elements_share_memory(ranks: Ranks, shared: str) -> None:
+    """All ranks hear of it, and the next collectives match."""
+
+    def body(group: ProcessGroup) -> None:
+        x = torch.zeros(4, 4)
+        if group.rank():
+            wide = torch.zeros(4, 1).expand(4, 4)
+            x = wide if shared == "expanded" else torch.arange(10.0).as_strided((4, 4), (2, 1))
+        calls: list[Callable[[], Any]] = [
+            lambda: group.allreduce([x]),
+            lambda: group.reduce([x], options(dist.ReduceOptions, rootRank=1)),
+            lambda: group.broadcast([x], options(dist.BroadcastOptions, rootRank=0)),
+            lambda: group.all_to_all_single(x, torch.ones(4, 4), [], []),
+        ]
+        for call in calls:
+            with pytest.raises((ValueError, RuntimeError), match="share one place in memory"):
+                call().wait()
+        assert group.allreduce([y := torch.ones(1)]).wait() and y.item() == 2
 
     ranks(2, body)
 
