@@ -289,7 +289,7 @@ async def _say(writer: Writer, text: str, failed: Exit | None, others: Iterable[
     common are written once.
     """
     first = [] if failed is None else list(without_the_loop(failed.withheld or failed.tail))
-    said = [(one, [one.error] if one.is_consequence else one.withheld) for one in others]
+    said = [(one, one.unsaid if one.is_consequence else one.withheld) for one in others]
     same, rest = distinct(first, [(one.rank, list(without_the_loop(it))) for one, it in said])
     data = b"".join(_said(lines, *ranks) for lines, ranks in rest) + text.encode() + b"\n"
     if failed is not None:

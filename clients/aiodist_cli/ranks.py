@@ -175,6 +175,8 @@ class Ranks:
             await self._show(started, _STDERR, ended.withheld)
         elif ended.withheld and not ended.blames_another:
             self.cut_short.append(ended)
+        elif ended.withheld and len(ended.unsaid) > 1:
+            self.cut_short.append(ended._replace(withheld=tuple(ended.unsaid)))
 
     async def _copy(self, started: _Rank, fd: int) -> None:
         """Pass on the output of a rank on `fd` until its end."""

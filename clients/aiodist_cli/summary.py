@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from itertools import pairwise, takewhile
 from typing import NamedTuple
 
 from aiodist.launching import spawn
+from aiodist_cli.tracebacks import HEADER
 
 _FRAME = b" |+-"
 """What an exception group draws around the text of its exceptions."""
@@ -21,6 +23,10 @@ _LEADS_ON = (
     b"During handling of the above exception, another exception occurred:",
 )
 """What stands between two exceptions in a traceback."""
+
+_RECORD = re.compile(rb"\b(?:WARNING|ERROR|CRITICAL)\b")
+"""What a log says in the line before a traceback. Without it, the exception may have ended the
+program, because programs write other lines, such as their progress, before that, too."""
 
 
 class Exit(NamedTuple):
@@ -43,7 +49,7 @@ class Exit(NamedTuple):
     @property
     def blames_another(self) -> bool:
         """Whether its exception says that another rank failed, or one that led to it."""
-        named, led = _raised(self.withheld or self.tail)
+        named, led, _ = _raised(self.withheld or self.tail)
         return _CONSEQUENCE.match(self.error) is not None or (led and named == self.error)
 
     @property
@@ -55,19 +61,34 @@ class Exit(NamedTuple):
     def error(self) -> bytes:
         """The exception of a traceback that it has just written; else the last line of all.
 
-        More lines may follow that of the exception: of its text, its notes, or an exit handler.
+        More lines may follow that of the exception: of its text, its notes, or an exit handler. If
+        a log has the traceback, they say more than it does.
         """
+        before = self.tail[: -len(self.withheld)][-1:]
+        named, _, is_logged = _raised([*before, *self.withheld])
         words = (line.strip(_FRAME) for line in reversed(self.tail))
-        return _raised(self.withheld)[0] or next((line for line in words if line), b"")
+        return (b"" if is_logged else named) or next((line for line in words if line), b"")
+
+    @property
+    def unsaid(self) -> Sequence[bytes]:
+        """The line of `error`, and what was not shown yet of the lines after it."""
+        words = [line for line in self.withheld if line.strip(_FRAME)]
+        error = self.error.strip(_FRAME)
+        after = takewhile(lambda line: line.strip(_FRAME) != error, reversed(words))
+        return [self.error, *reversed([*after])]
 
 
-def _raised(lines: Iterable[bytes]) -> tuple[bytes, bool]:
-    """Return the exception of the last traceback, and whether a consequence led to it.
+def _raised(lines: Iterable[bytes]) -> tuple[bytes, bool, bool]:
+    """Return the exception of the last traceback, whether a consequence led to it, and whether a
+    log has it.
 
     Tracebacks of exceptions that Python ignores do not count, because the end brings many of them.
     """
-    led, is_next, is_ignored, named = False, False, False, b""
-    for line in map(_without_frame, lines):
+    led, is_next, is_ignored, is_logged, named = False, False, False, False, b""
+    for before, whole in pairwise([b"", *lines]):
+        if HEADER.match(whole) and not is_ignored:
+            is_logged = (is_next and is_logged) or _RECORD.search(before) is not None
+        line = _without_frame(whole)
         if line.startswith(b"Traceback (most recent call last):"):
             if not is_ignored:
                 led, is_next, named = led and is_next, False, b""
@@ -78,7 +99,7 @@ def _raised(lines: Iterable[bytes]) -> tuple[bytes, bool]:
             led, is_next = led or _CONSEQUENCE.match(named) is not None, True
         elif not (named or line[:1].isspace()):
             named = line
-    return named, led
+    return named, led, is_logged
 
 
 def _without_frame(line: bytes) -> bytes:

@@ -20,7 +20,7 @@ meanwhile. The interpreter takes that long to end with large libraries."""
 MOST = 2000
 """The most lines of one rank that are held back."""
 
-_HEADER = re.compile(rb"(?:  \+ Exception Group )?Traceback \(most recent call last\):$")
+HEADER = re.compile(rb"(?:  \+ Exception Group )?Traceback \(most recent call last\):$")
 _FRAME = re.compile(rb'([ |]*)File "([^"]*)", line \d+, in ')
 _LOOPS = b"|".join(
     re.escape(os.fsencode(os.path.dirname(spec.origin)))
@@ -45,7 +45,7 @@ class Withheld:
         """Take in `lines` that were written `now`, in seconds, and return those to show."""
         shown = self.take() if now >= self.until else []
         if not self._lines:
-            begins = next((i for i, line in enumerate(lines) if _HEADER.match(line)), len(lines))
+            begins = next((i for i, line in enumerate(lines) if HEADER.match(line)), len(lines))
             shown, lines = [*shown, *lines[:begins]], lines[begins:]
             self.until = now + PATIENCE
         self._lines += lines

@@ -185,6 +185,25 @@ def test_a_traceback_of_several_ranks_is_shown_once(
     assert err[-1] == "aiodist run: the same on ranks 0, 2 and 3"
 
 
+def test_what_a_rank_writes_after_the_error_of_another_is_shown_although_it_is_stopped(
+    aiodist: Start, script: Callable[[str], Path], tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    subprocess.run(["mkfifo", str(gate)], check=True)
+    path = script(
+        "import os, signal, sys\n"
+        "if os.environ['RANK'] == '1':\n"
+        "    open(sys.argv[1]).read()\n"
+        "    raise KeyError('mine')\n"
+        "sys.stderr.write('Traceback (most recent call last):\\n  File\\n'\n"
+        "    'aiodist.errors.PeerLostError: of old\\nno checkpoint\\n')\n"
+        "open(sys.argv[1], 'w').write('x')\n"
+        "signal.pause()\n"
+    )
+    _, _, err = finish(aiodist("run", "-n", 2, path, gate, patient=True))
+    assert err[:2] == ["[0] aiodist.errors.PeerLostError: of old", "[0] no checkpoint"]
+
+
 def test_a_traceback_that_a_rank_logs_is_shown_while_it_goes_on(
     aiodist: Start, script: Callable[[str], Path], tmp_path: Path
 ) -> None:
@@ -222,7 +241,9 @@ def test_one_failure_is_shown_once_and_its_consequences_by_a_line_each(
         "    fcntl.flock(lock, fcntl.LOCK_EX)\n"
         "    open(sys.argv[2] + rank, 'w').write('locked')\n"
         "    import aiodist\n"
-        "    raise aiodist.PeerLostError('rank 1 is gone', ranks=[1])\n"
+        "    error = aiodist.PeerLostError('rank 1 is gone', ranks=[1])\n"
+        "    error.add_note(rank)\n"
+        "    raise error\n"
         "asyncio.run(main())\n"
     )
     for rank in "02":
@@ -232,9 +253,9 @@ def test_one_failure_is_shown_once_and_its_consequences_by_a_line_each(
     assert status == 1
     lost = "aiodist.errors.PeerLostError: rank 1 is gone"
     head = "aiodist run: rank 1 of 3 failed with exit code 1; the end of its stderr:"
-    assert sorted(err[:2]) == [f"[0] {lost}", f"[2] {lost}"]
-    assert err[2] == head
-    assert err[3] == "[1] Traceback (most recent call last):"
+    assert sorted([err[:2], err[2:4]]) == [[f"[{it}] {lost}", f"[{it}] {it}"] for it in (0, 2)]
+    assert err[4] == head
+    assert err[5] == "[1] Traceback (most recent call last):"
     assert err[-1] == "[1] KeyError: 'mine'"
     assert not [line for line in err if "/asyncio/" in line]
 

@@ -71,8 +71,23 @@ def test_lines_after_that_of_the_exception_hide_no_consequence(
     victim = Exit(0, 1, (b"before", *raised, *more), (*raised, *more))
     assert victim.is_consequence
     assert victim.error in (raised[-1], LONG[-2], b"RuntimeError: the step failed")
+    words = [victim.error, *raised[-1:] * (raised is LONG), *filter(None, more)]
+    assert victim.unsaid == words
     raised = (*raised, *more, *OWN, *more)
     assert not Exit(0, 1, raised, raised).is_consequence
+
+
+@pytest.mark.parametrize("last", [(), IGNORED])
+@pytest.mark.parametrize("log", [b"ERROR:root:it goes on", b"12:03 | WARNING | it goes on"])
+@pytest.mark.parametrize("raised", [LONG, LOST, WRAPPED, WRAPPED_IN_A_GROUP])
+def test_an_exception_that_a_log_has_is_not_that_which_ended_the_rank(
+    raised: tuple[bytes, ...], log: bytes, last: tuple[bytes, ...]
+) -> None:
+    lines = (*raised, b"no checkpoint: give up", *last)
+    assert Exit(0, 1, (log, *lines), lines).error == (b"no checkpoint: give up", *last)[-1]
+    assert not Exit(0, 1, (log, *lines), lines).is_consequence
+    lines = (*raised, *LOST, b"a note")
+    assert Exit(0, 1, (log, *lines), lines).error == LOST[-1]
 
 
 @pytest.mark.parametrize(
