@@ -24,6 +24,9 @@ _LEADS_ON = (
 )
 """What stands between two exceptions in a traceback."""
 
+_LEAF = re.compile(rb"[ |]*\+[+-]*-{16} \d+ -{16}$")
+"""What an exception group writes before each of its exceptions, which may have no traceback."""
+
 _RECORD = re.compile(rb"\b(?:WARNING|ERROR|CRITICAL)\b")
 """What a log says in the line before a traceback. Without it, the exception may have ended the
 program, because programs write other lines, such as their progress, before that, too."""
@@ -95,6 +98,8 @@ def _raised(lines: Iterable[bytes]) -> tuple[bytes, bool, bool]:
             is_ignored = False
         elif line.startswith(b"Exception ignored "):
             is_ignored = True
+        elif _LEAF.match(whole):
+            named = b""
         elif line in _LEADS_ON:
             led, is_next = led or _CONSEQUENCE.match(named) is not None, True
         elif not (named or line[:1].isspace()):

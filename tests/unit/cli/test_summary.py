@@ -63,14 +63,29 @@ IGNORED = (
 )
 
 
+LOST_LEAF = b"aiodist.errors.PeerLostError: rank 1 is lost"
+NEVER_RAISED = (
+    b"  + Exception Group Traceback (most recent call last):",
+    *(b"  |   File", b"  | ExceptionGroup: several (2 sub-exceptions)"),
+    b"  +-+---------------- 1 ----------------",
+    b"    | ExceptionGroup: one (1 sub-exception)",
+    b"    +-+---------------- 1 ----------------",
+    b"      | ValueError: no",
+    b"      +------------------------------------",
+    b"    +---------------- 2 ----------------",
+    b"    | " + LOST_LEAF,
+    b"    +------------------------------------",
+)
+
+
 @pytest.mark.parametrize("more", [(), (b"a note",), (b"", b"wandb: synced 3 files"), IGNORED])
-@pytest.mark.parametrize("raised", [LONG, LOST, WRAPPED, WRAPPED_IN_A_GROUP])
+@pytest.mark.parametrize("raised", [LONG, LOST, WRAPPED, WRAPPED_IN_A_GROUP, NEVER_RAISED])
 def test_lines_after_that_of_the_exception_hide_no_consequence(
     raised: tuple[bytes, ...], more: tuple[bytes, ...]
 ) -> None:
     victim = Exit(0, 1, (b"before", *raised, *more), (*raised, *more))
     assert victim.is_consequence
-    assert victim.error in (raised[-1], LONG[-2], b"RuntimeError: the step failed")
+    assert victim.error in (raised[-1], LONG[-2], b"RuntimeError: the step failed", LOST_LEAF)
     words = [victim.error, *raised[-1:] * (raised is LONG), *filter(None, more)]
     assert victim.unsaid == words
     raised = (*raised, *more, *OWN, *more)
