@@ -8,10 +8,8 @@ ends, the launcher decides what to show.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from importlib.util import find_spec
 
 PATIENCE = 2.0
 """Seconds that a traceback is held back if its rank has not ended, whatever the rank writes
@@ -22,13 +20,12 @@ MOST = 2000
 
 HEADER = re.compile(rb"(?:  \+ Exception Group )?Traceback \(most recent call last\):$")
 _FRAME = re.compile(rb'([ |]*)File "([^"]*)", line \d+, in ')
-_LOOPS = b"|".join(
-    re.escape(os.fsencode(os.path.dirname(spec.origin)))
-    for spec in map(find_spec, ("asyncio", "uvloop"))
-    if spec is not None and spec.origin is not None
+_OF_THE_LOOP = re.compile(
+    rb"(?:.*/)?(?:python3\.\d+t?|site-packages|dist-packages)/(?:asyncio|uvloop)/[^/]+\.py$"
+    rb"|uvloop/[^/]+\.pyx$"
 )
-_OF_THE_LOOP = re.compile(rb"(?:%s)/[^/]+\.py$|uvloop/[^/]+\.pyx$" % _LOOPS)
-"""The files of the loop, where they are: a program may lie in a folder of the same name."""
+"""The files of the loop in any environment, because a rank may run in another one than this. A
+program may lie in a folder of the same name."""
 
 
 class Withheld:
