@@ -80,6 +80,13 @@ def chosen(listing: Listing, *, all_files: bool) -> tuple[list[str], list[str]]:
     return taken, left_out
 
 
+def travelling(listing: Listing, *, all_files: bool) -> Listing:
+    """The part of a listing that travels; all of it if there is none, to say why it does not."""
+    if all_files:
+        return listing
+    return {name: state for name, state in listing.items() if not names.runs_code(name)} or listing
+
+
 def candidates(listing: Listing) -> list[str]:
     """The folders that may be the checkpoint, relative to the one that was listed.
 

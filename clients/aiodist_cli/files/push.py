@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from pathlib import Path
 from typing import NamedTuple
 
 from aiodist.channels.publisher import Publisher
 from aiodist_cli.files import checkpoints, names, reading
-from aiodist_cli.files.checkpoints import IncompleteError, Listing, Watch
+from aiodist_cli.files.checkpoints import SETTLED, IncompleteError, Listing, State, Watch
 from aiodist_cli.files.names import RefusedError
 from aiodist_cli.files.progress import in_thread, say, size, warn
 from aiodist_cli.files.tree import Version, tree_of, version_of
@@ -47,11 +47,22 @@ class Pushing:
     ) -> tuple[int, str]:
         """Publish the newest checkpoint once it has settled: its number, and its id. Raises
         RefusedError, IncompleteError, OSError, and what `Publisher.publish` does."""
+        settling = clock() + SETTLED
+        before: Set[tuple[str, State]] = set()
         while True:
             files = await asyncio.to_thread(reading.listing, self._source)
-            folder = checkpoints.candidates(files)[0]
-            if folder in watch.look(clock(), files) or not files:
+            moving = checkpoints.travelling(files, all_files=self._all_files)
+            folder = checkpoints.candidates(moving)[0]
+            now = clock()
+            if folder in watch.look(now, moving) or not files:
                 break
+            seen = checkpoints.within(moving, folder).items()
+            if now > settling and (changed := min(seen ^ before, default=None)):
+                self._tell(
+                    f"waiting until no file has changed for {SETTLED:g} s: {changed[0]} changes"
+                )
+                settling = math.inf
+            before = seen
             await asyncio.sleep(every)
         found = await self._read(folder, checkpoints.within(files, folder))
         return await self._publish(found), found.version.id
@@ -69,7 +80,7 @@ class Pushing:
         except (OSError, RefusedError) as error:
             self._tell(f"{self._source}: {error}")
             return
-        for folder in watch.look(now, files):
+        for folder in watch.look(now, checkpoints.travelling(files, all_files=self._all_files)):
             where = self._source / folder
             try:
                 found = await self._read(folder, checkpoints.within(files, folder))

@@ -383,14 +383,23 @@ async def test_a_checkpoint_that_is_still_written_is_waited_for(
         if now < 5.0:  # after that listing
             with (source / "model.gguf").open("ab") as file:
                 file.write(b"x")
+        with (source / "optimizer.pt").open("ab") as file:
+            file.write(b"x")
         return now
 
     async with aiodist.publisher("policy", address=channel) as out:
         with pytest.raises(RefusedError, match="no files"):
             await Pushing(out, source, all_files=False).once(*NOW)
+        (source / "optimizer.pt").write_bytes(b"x")
+        with pytest.raises(RefusedError, match=r"optimizer\.pt can run code"):
+            await Pushing(out, source, all_files=False).once(*NOW)
         (source / "model.gguf").write_bytes(b"x")
         await Pushing(out, source, all_files=False).once(Watch(2.0), clock, 0.0)
         assert now == 7.0
+        waits = (
+            "aiodist weights push: waiting until no file has changed for 2 s: model.gguf changes"
+        )
+        assert [line for line in lines.all if "waiting" in line] == [waits]
         async with pulling(channel, tmp_path / "policy") as puller:
             await puller.once()
         assert content(tmp_path / "policy") == {"model.gguf": b"xxxxx"}
