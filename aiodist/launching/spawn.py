@@ -203,7 +203,8 @@ def signal_group(pid: int, number: signal.Signals) -> bool:
     group has ended.
     """
     # A group has the number of its first process. That number is free for others as soon as the
-    # process is reaped and the group has no member. So signal first, and reap after that.
+    # process is reaped and the group has no member. So signal first, and reap after that. A caller
+    # whose loop reaps cannot: it signals at once after that, or only while it knows no return code.
     try:
         os.killpg(pid, number)
     except (ProcessLookupError, PermissionError):  # macOS: all of the group has ended

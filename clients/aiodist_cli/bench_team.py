@@ -181,7 +181,8 @@ class Team:
             await self._ended(_GRACE)
         for number, patience in ((signal.SIGTERM, 1.0), (signal.SIGKILL, _GRACE)):
             for process in self._processes:
-                spawn.signal_group(process.pid, number)
+                if process.returncode is None:
+                    spawn.signal_group(process.pid, number)
             await self._ended(patience)
         for member in self._members.values():
             # A rank under mpirun is no child of this process, but its connection shows if it lives.

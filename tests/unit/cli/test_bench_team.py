@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from aiodist.launching import spawn
 from aiodist_cli import bench_team
 from aiodist_cli.bench_cases import Case, Effort
 from aiodist_cli.bench_peers import Contender, Launch, Site
@@ -122,13 +124,25 @@ async def test_a_team_whose_socket_has_no_room_is_broken(
         assert team.broken == "Gloo: it was not started: AF_UNIX path too long"
 
 
-async def test_a_rank_that_dies_breaks_its_team_alone(script: Script) -> None:
+async def test_a_rank_that_dies_breaks_its_team_alone(
+    script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
     script([[], []], [{"ns": [1], "cpu": 0.5}], ["die"])
     async with teams(GLOO, [Site()] * 2) as (team,):
         with pytest.raises(TeamError, match=r"Gloo: rank 1 died; the last it wrote:\n.*last words"):
             await team.run(CASE, 1)
         with pytest.raises(TeamError, match="rank 1 died"):
             await team.run(CASE, 1)
+        await team._processes[1].wait()
+        signal_group, signalled = spawn.signal_group, set()
+
+        def signalling(pid: int, number: signal.Signals) -> bool:
+            signalled.add(pid)
+            return signal_group(pid, number)
+
+        monkeypatch.setattr(spawn, "signal_group", signalling)
+    # The number of the one that was reaped may be that of a group of strangers.
+    assert signalled == {team._processes[0].pid}
 
 
 async def test_after_an_error_orders_go_on(script: Script) -> None:
