@@ -196,8 +196,8 @@ def shell_status(code: int) -> int:
     return code if code >= 0 else 128 - code
 
 
-def signal_group(pid: int, number: signal.Signals) -> bool:
-    """Signal the process group of the tethered process `pid`.
+def signal_group(pid: int, number: int) -> bool:
+    """Signal the process group that the process `pid` leads; 0 as the number only looks for it.
 
     Returns False if there is none: the process has just started and has no group yet, or all of the
     group has ended.

@@ -13,6 +13,7 @@ import numpy as np
 import aiodist
 from aiodist.channels.subscriber import Subscriber
 from aiodist.errors import CollectiveTimeoutError, MessageTooLargeError
+from aiodist.launching import spawn
 from aiodist_cli.files.folder import Folder, FolderError, Held
 from aiodist_cli.files.names import RefusedError
 from aiodist_cli.files.progress import arriving, in_thread, say, size, warn
@@ -186,13 +187,12 @@ class Pulling:
 
 async def _ended(process: asyncio.subprocess.Process) -> None:
     """End a command and all that it has started."""
-    with suppress(ProcessLookupError, TimeoutError):  # no process of the group is left, or one is
-        os.killpg(process.pid, signal.SIGTERM)
-        try:
+    spawn.signal_group(process.pid, signal.SIGTERM)
+    try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(GRACE):
-                while True:
-                    os.killpg(process.pid, 0)
+                while spawn.signal_group(process.pid, 0):  # noqa: ASYNC110
                     await asyncio.sleep(_LINGER)
-        finally:
-            os.killpg(process.pid, signal.SIGKILL)
+    finally:
+        spawn.signal_group(process.pid, signal.SIGKILL)
     await process.wait()

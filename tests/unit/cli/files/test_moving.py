@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -323,6 +324,25 @@ async def test_a_command_ends_with_its_pull(
     await gone
     asyncio.get_running_loop().remove_reader(fd)
     os.close(fd)
+
+
+async def test_a_command_has_ended_if_the_system_refuses_to_signal_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As macOS does if all of its processes have ended, but one is not reaped yet."""
+    signalled: list[int] = []
+
+    def killpg(pid: int, number: int) -> None:
+        signalled.append(number)
+        if len(signalled) > 1:
+            raise PermissionError
+        os.kill(pid, signal.SIGKILL)
+
+    monkeypatch.setattr(os, "killpg", killpg)
+    process = await asyncio.create_subprocess_exec("sleep", "1000", start_new_session=True)
+    await pull._ended(process)
+    assert signalled == [signal.SIGTERM, 0, signal.SIGKILL]
+    assert process.returncode == -signal.SIGKILL
 
 
 def test_pauses_grow_and_are_bounded() -> None:
