@@ -145,16 +145,16 @@ def _rows(
     plain: Mapping[str, Any] | None, history: GroupHistory | None, now: float
 ) -> dict[str, Any]:
     """Return the ranks, and former members, each with its last minutes."""
-    members = [] if plain is None else plain["members"]
-    there = {} if plain is None else states(plain)
     known = {} if history is None else history.rows
+    # Some members may have gone since that survey.
+    gone = {one: row for one, row in known.items() if row.gone is not None}
+    members = [] if plain is None else [one for one in plain["members"] if one["id"] not in gone]
+    there = {} if plain is None else states(plain)
     rows = [
         _row(member["rank"], known.get(member["id"]), member, there.get(member["rank"]), now)
         for member in members
     ]
-    ids = {member["id"] for member in members}  # some may have gone since that survey
-    gone = [row for one, row in known.items() if row.gone is not None and one not in ids]
-    rows += [_row(row.rank, row, None, None, now) for row in gone]
+    rows += [_row(row.rank, row, None, None, now) for row in gone.values()]
     worst = sorted(rows, key=lambda row: (-SEVERITY.index(row["kind"]), row["gone"] is not None))
     shown = sorted(worst[:MOST_RANKS], key=lambda row: (row["rank"], row["gone"] is None))
     return {"rows": shown, "rows_left_out": len(rows) - len(shown)}

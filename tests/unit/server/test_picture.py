@@ -98,8 +98,10 @@ def test_who_went_is_shown_beside_who_is_there() -> None:
     history.take(found(group(member(0), member(1))), 80.0)
     fields = {"group": "train", "run_id": "r", "rank": 1, "reason": "it died"}
     history.note("lost", fields, 90.0, "id1")
-    (one,) = picture(found(group(member(0), member(1))), history, 95.0)["groups"]
-    assert [(row["rank"], row["how"]) for row in one["rows"]] == [(0, ""), (1, "lost")]
+    survey = found(group(member(0), member(1), findings=[finding(1)]))
+    (one,) = picture(survey, history, 95.0)["groups"]
+    rows = [(row["rank"], row["how"], row["doing"], row["kind"]) for row in one["rows"]]
+    assert rows == [(0, "", "in no operation", ""), (1, "lost", "lost: it died", "")]
     again = member(1, id="another", name="new")
     (one,) = shown(group(member(0), again), history=history)["groups"]
     rows = [(row["rank"], row["name"], row["gone"], row["doing"]) for row in one["rows"]]
