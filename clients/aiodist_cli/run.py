@@ -268,8 +268,8 @@ def _tracing(output: Path | None) -> Iterator[None]:
         except BaseException as error:
             if files:
                 text = f"the ranks' traces are kept: aiodist trace {parts} -o FILE joins them"
+                parts = ""  # before that line, because another Ctrl-C may come while it is written
                 typer.echo(f"aiodist run: {text}", err=True)
-                parts = ""
             if not isinstance(error, CommandError):  # its message is printed, and the run counts
                 raise
         finally:

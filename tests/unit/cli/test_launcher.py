@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,13 +30,23 @@ async def test_a_status_that_cannot_be_asked_for_is_said(monkeypatch: pytest.Mon
     assert said[0].startswith(b"aiodist run: no status: ")
 
 
+@pytest.mark.parametrize("twice", [False, True])
 def test_an_interrupt_while_traces_are_joined_leaves_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    twice: bool,
 ) -> None:
     def interrupted(*_: object) -> str:
         raise KeyboardInterrupt
 
+    def again(*said: str, err: bool) -> None:
+        print(*said, file=sys.stderr)
+        raise KeyboardInterrupt
+
     monkeypatch.setattr(run, "joined", interrupted)
+    if twice:
+        monkeypatch.setattr(run.typer, "echo", again)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setenv(TRACE, "")
     with pytest.raises(KeyboardInterrupt), run._tracing(tmp_path / "run.json"):
