@@ -300,8 +300,9 @@ def _slots(
 
     `own` is the value of this rank, `x`.
     """
+    sizes = [offer.nbytes + offer.apart for offer in offers]
     try:
-        slots = slots_of(out, x, [offer.nbytes + offer.apart for offer in offers])
+        slots = slots_of(out, x, sizes)
     except ValueError as error:
         return MismatchError(
             f"what the ranks sent does not fit out of rank {place.rank}: {error}",
@@ -309,7 +310,7 @@ def _slots(
         )
     offer = offers[place.rank]
     is_one = out is not None and not isinstance(out, (list, tuple))
-    differ = is_one and any(one.nbytes != offer.nbytes for one in offers)
+    differ = is_one and any(size != sizes[place.rank] for size in sizes)
     copied = differ and transfer.keep_apart([own], out, lambda: slots, at=place.rank)
     if copied and (offer.place or offer.apart):
         # It is too late for a copy, because the others know the old location already.

@@ -118,6 +118,24 @@ async def test_what_lies_in_its_own_slot_is_not_copied(
             check(device, out, np.repeat(np.arange(3), 4).reshape(3, 4))
 
 
+async def test_what_lies_where_a_longer_value_goes_is_not_read_too_late(
+    ranks: list[StandinDevice], request: pytest.FixtureRequest
+) -> None:
+    """Rank 1 cannot know in the call that its value does not lie in its own slot."""
+    async with aiodist.local(3) as groups:
+        outs = [device.put(np.arange(12.0)) for device in ranks]
+        xs = [device.put(np.full(2 + 2 * r, 10.0 * r)) for r, device in enumerate(ranks)]
+        xs[1] = outs[1][4:8]  # the slot of a second of three equal values
+        works = [g.all_gather(xs[g.rank], out=outs[g.rank]) for g in groups]
+        ends = await asyncio.gather(*works, return_exceptions=True)
+        if request.node.callspec.params["ranks"] == "device":
+            assert {type(end) for end in ends} == {MismatchError}
+            assert all("x lies in out where the value of another" in str(end) for end in ends)
+        else:
+            for device, out in zip(ranks, outs, strict=True):
+                check(device, out, [0.0] * 2 + [4.0, 5.0, 6.0, 7.0] + [20.0] * 6)
+
+
 async def test_a_rank_uses_two_devices_at_once(devices: Devices) -> None:
     ranks = [devices(2), devices(2)]
     async with aiodist.local(2) as groups:
