@@ -175,7 +175,7 @@ class DeviceTransfer:
             if place.rank in self._words:
                 device_memory.handles.told(self._words[place.rank])
         elif problem:
-            raise ProtocolError(f"memory that all ranks had open is gone: {problem}")
+            raise ProtocolError(f"what all ranks had open cannot be opened now: {problem}")
         self.direct = True
 
     def _open(self) -> str:

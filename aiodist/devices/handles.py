@@ -178,5 +178,11 @@ def _known(
         kept[key] = handle, {}
     handle, opened = kept[key]
     if device not in opened:
-        opened[device] = open(handle)
+        try:
+            opened[device] = open(handle)
+        except OSError:
+            # The owner knows that this rank has it open, so what another device has opened is used.
+            if not opened:
+                raise
+            opened[device] = next(iter(opened.values()))
     return opened[device]

@@ -116,6 +116,25 @@ def test_each_device_opens_an_allocation_for_itself(handles: Handles) -> None:
         handles.open(lambda kind: devices[1], 3, known, None)
 
 
+def test_a_device_that_cannot_open_an_allocation_uses_what_another_has_opened(
+    handles: Handles,
+) -> None:
+    devices: Any = Device(), Device()
+
+    def refuse(handle: bytes) -> None:
+        raise OSError("no peer access")
+
+    devices[1].open = devices[1].open_event = refuse
+    words = handles.describe(work(devices[0]), [(1, 0, 5)])
+    with pytest.raises(OSError, match="no peer access"):
+        handles.open(lambda kind: devices[1], 3, words, None)
+    handles.open(lambda kind: devices[0], 3, words, None)
+    handles.told(words)
+    known = handles.describe(work(devices[0]), [(1, 0, 5)])
+    found = handles.open(lambda kind: devices[1], 3, known, None)
+    assert found.arrays == [(b"memory 1", 0, "float32", 5)]
+
+
 def test_what_is_freed_is_told_and_told_anew(handles: Handles, freed: list[int]) -> None:
     device: Any = Device()
     handles.told(handles.describe(work(device), [(1, 0, 5)]))
