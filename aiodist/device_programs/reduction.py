@@ -40,11 +40,19 @@ MIXED = "tensors on devices go through host memory in reductions, because %s"
 class Joined:
     """A user's arrays of one dtype as one flat array on the device, and back.
 
-    One contiguous array that also takes the result is used itself. Else a copy is made in stream
-    order.
+    One contiguous array that also takes the result is used itself, unless it `is_met` by other
+    inputs. Else a copy is made in stream order.
     """
 
-    def __init__(self, work: DeviceWork, name: str, xs: Sequence[Any], outs: Sequence[Any]) -> None:
+    def __init__(
+        self,
+        work: DeviceWork,
+        name: str,
+        xs: Sequence[Any],
+        outs: Sequence[Any],
+        *,
+        is_met: bool = False,
+    ) -> None:
         device = work.device
         self._work = work
         self._outs = outs  # where the result goes
@@ -52,7 +60,7 @@ class Joined:
         self.name = name  # the dtype
         self.itemsize = carrier(name).itemsize  # bytes of an element
         self.flat: Any = None  # all elements; also the place for the result
-        if len(xs) == 1:
+        if len(xs) == 1 and not is_met:
             target = outs[0] if outs else xs[0]
             # Use the array itself if it takes the result and is contiguous (else `flat` returns
             # None). A rank that only gives has no `outs`, and its input is only read.
@@ -144,10 +152,12 @@ class Reduction:
         """Make one flat array for each dtype, and queue the copies for that."""
         dtypes, items, outs = self._dtypes, self._items, self._outs
         self.work.follow()
+        met = self._met(items)
         for dtype in dict.fromkeys(dtypes):
             chosen = [index for index, other in enumerate(dtypes) if other == dtype]
             xs, into = [items[i] for i in chosen], [outs[i] for i in chosen if outs]
-            self.joined.append(Joined(self.work, dtype, xs, into))
+            is_met = chosen[0] in met
+            self.joined.append(Joined(self.work, dtype, xs, into, is_met=is_met))
         self.transfer.sources.flats = [joined.flat for joined in self.joined]
         if self.work.mark.busy:
             self.work.shown_later()
@@ -227,15 +237,7 @@ class Reduction:
         work = self.work
         outs = [] if self.result is None else items_of(self.result)
         given = [work.flat(x) for x in self._items]
-        # Section n is copied back before n + 2 is fetched. So a result may lie where its own input
-        # does, and nowhere else.
-        met = {
-            index
-            for index, other in overlaps.meetings(
-                [self.device.layout(out) for out in outs], [self.device.layout(x) for x in given]
-            )
-            if other != len(outs) + index or not _is_in(work, given[index], outs[index])
-        }
+        met = self._met(given)  # section n is copied back before n + 2 is fetched
         into = [flat_place(work, out, is_met=index in met) for index, out in enumerate(outs)]
         # That section n + 2 is complete is known when n + 4 is.
         fetched = sections.Sections(work, given, 4)
@@ -250,6 +252,16 @@ class Reduction:
         for out, flat in zip(outs, into, strict=True):
             put_back(work, out, flat)
         yield self.settled(alone=True)
+
+    def _met(self, given: Sequence[Any]) -> set[int]:
+        """Return which outs share memory with `given` inputs, except with their own as a whole."""
+        layout, outs = self.device.layout, self._outs
+        pairs = overlaps.meetings([layout(out) for out in outs], [layout(x) for x in given])
+        return {
+            index
+            for index, other in pairs
+            if other != len(outs) + index or not _is_in(self.work, given[index], outs[index])
+        }
 
     def settled(self, *, alone: bool = False) -> Settled:
         """A pause until all queued work is done here; see `Pause.alone`."""
@@ -296,7 +308,7 @@ def put_back(work: DeviceWork, target: Any, flat: Any) -> None:
         work.device.copy(work.stream, target, flat.reshape(shape))
 
 
-def _is_in(work: DeviceWork, flat: Any, target: Any) -> bool:
-    """Whether a flat array is the memory of `target`."""
-    own = work.device.flat(target)
-    return own is not None and overlaps.same(*map(work.device.layout, (own, flat)))
+def _is_in(work: DeviceWork, x: Any, target: Any) -> bool:
+    """Whether `x` is the memory of `target`, and both are contiguous."""
+    flats = [work.device.flat(x), work.device.flat(target)]
+    return None not in flats and overlaps.same(*map(work.device.layout, flats))

@@ -130,6 +130,44 @@ async def test_lists_views_and_out(devices: Devices) -> None:
             np.testing.assert_array_equal(device.get(out), given[0] + given[1])
 
 
+def seen_as(x: StandinArray, dtype: str) -> StandinArray:
+    return StandinArray(x.__aiodist_device__, x.base.view(dtype), x.block)
+
+
+@pytest.mark.parametrize("op", ["all_reduce", "scan", "exscan", "reduce"])
+async def test_all_inputs_are_read_before_out_is_written(devices: Devices, op: str) -> None:
+    ranks = devices(2)
+    async with aiodist.local(2) as groups:
+        rows = [device.put(np.arange(9.0)) for device in ranks]
+        squares = [device.put(np.arange(9.0).reshape(3, 3)) for device in ranks]
+        # of two dtypes: each result goes where the other input lies
+        ones = [device.put(np.arange(4, dtype="float32")) for device in ranks]
+        others = [device.put(np.arange(10, 14, dtype="int32")) for device in ranks]
+        crossed = [
+            [seen_as(other, "float32"), seen_as(one, "int32")]
+            for one, other in zip(ones, others, strict=True)
+        ]
+        dst = {"dst": 1} if op == "reduce" else {}
+
+        def call(xs: Any, outs: Any) -> Callable[[Group, int], Any]:
+            return lambda g, r: getattr(g, op)(
+                xs[r], out=outs[r] if r == 1 or op != "reduce" else None, **dst
+            )
+
+        await both(groups, call([row[1:] for row in rows], [row[:-1] for row in rows]))
+        await both(groups, call([square.T for square in squares], squares))
+        pairs = [[one, other] for one, other in zip(ones, others, strict=True)]
+        await both(groups, call(pairs, crossed))
+        times = 1 if op == "exscan" else 2  # exscan gives rank 1 what rank 0 has
+        for array, due in (
+            (rows[1][:-1], np.arange(1.0, 9)),
+            (squares[1], np.arange(9.0).reshape(3, 3).T),
+            (crossed[1][0], np.arange(4)),
+            (crossed[1][1], np.arange(10, 14)),
+        ):
+            np.testing.assert_array_equal(ranks[1].get(array), times * due)
+
+
 @pytest.mark.parametrize(
     ("call", "error", "match"),
     [

@@ -381,6 +381,8 @@ class StandinDevice:
             target = into
         if isinstance(source, np.ndarray):
             values = source
+        # As with torch, the two may be the same memory, but not overlap in part.
+        assert overlaps.alike(target, values) or not overlaps.shares(target, values)
         stream.put(functools.partial(np.copyto, target, values))
 
     def reduces(self, op: ReduceOp, name: str) -> bool:
