@@ -190,6 +190,8 @@ class Window:
         Tasks that call this meanwhile wait for the same close. If all of them are cancelled, this
         rank leaves at once, and what is pending fails. Raises as `fence` does.
         """
+        if self._closing is not None and self._closing.cancelling():
+            await asyncio.wait({self._closing})  # its CancelledError is not for this task
         if self._closing is None or self._closing.done():
             if self._group.closed:
                 return

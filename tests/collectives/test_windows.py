@@ -615,7 +615,8 @@ def test_a_close_ends_if_all_tasks_that_wait_for_it_are_cancelled(run, groups):
     run(main())
 
 
-def test_a_close_that_is_cancelled_at_any_time_closes_the_window(run, groups):
+@pytest.mark.parametrize("is_called_again", [False, True])
+def test_a_close_that_is_cancelled_at_any_time_closes_the_window(run, groups, is_called_again):
     async def main():
         async with groups(2) as ranks:
             for turns in range(1, 13):
@@ -624,6 +625,9 @@ def test_a_close_that_is_cancelled_at_any_time_closes_the_window(run, groups):
                 for _ in range(turns):
                     await asyncio.sleep(0)
                 closing[1].cancel()
+                await asyncio.sleep(0)
+                if is_called_again:  # by a task that is not cancelled
+                    await one.close()
                 await asyncio.wait(closing)
                 assert one._group.closed and one._x is None, turns
                 await one.close()
