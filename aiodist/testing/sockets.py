@@ -96,13 +96,14 @@ class Direction:
             self.queue.appendleft((network.come_in(target.node, len(item)), item, True))
             self.schedule()
             return
+        # An end that has closed in order still takes the end of the other.
+        if target._over if item is END else target.is_over and item is not RESET:
+            # The system of the target knows no such connection, so it answers by a reset.
+            self.clear()
+            network.later(self.source.node, target.node, self.source.broken_by_peer)
+            return
         if isinstance(item, bytes):
             self._travelling -= len(item)
-            if target.is_over:
-                # The system of the target knows no such connection, so it answers by a reset.
-                self.clear()
-                network.later(self.source.node, target.node, self.source.broken_by_peer)
-                return
             self.arrived += item
             network.passes(self, len(item), arrived=True)
         elif item is END:

@@ -160,11 +160,15 @@ def test_a_cut_ends_an_idle_connection():
 
 
 @pytest.mark.parametrize("turned", [False, True])
-def test_what_comes_to_an_end_that_has_given_up_is_answered_by_a_reset(turned):
+@pytest.mark.parametrize("how", ["bytes", "eof"])
+def test_what_comes_to_an_end_that_has_given_up_is_answered_by_a_reset(how, turned):
     async def client(pair: Pair) -> None:
         reader, writer = await pair.dial()
         pair.network.later_by(30, pair.network.partition([pair.a], [pair.b]))
-        writer.write(b"held back")
+        if how == "bytes":
+            writer.write(b"held back")
+        else:
+            writer.write_eof()
         with pytest.raises(ConnectionResetError):
             await reader.read()
         assert pair.loop.time() > 30
