@@ -458,7 +458,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     ) -> asyncio.Handle:
         return _belonging(super().call_soon, callback, args, context)
 
-    call_soon_threadsafe = call_soon
+    def call_soon_threadsafe(
+        self, callback: Callable[[*Args], object], *args: *Args, context: Context | None = None
+    ) -> asyncio.Handle:
+        return _belonging(super().call_soon_threadsafe, callback, args, context)
 
     def call_at(
         self,

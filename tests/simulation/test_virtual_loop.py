@@ -241,6 +241,18 @@ def test_nothing_of_an_ended_process_runs_again(loop, call):
     assert not task.done()
 
 
+def test_threads_may_call_the_loop_in_debug_mode(loop):
+    async def main():
+        called = loop.create_future()
+        thread = threading.Thread(target=loop.call_soon_threadsafe, args=(called.set_result, 1))
+        thread.start()
+        thread.join()
+        return await asyncio.wait_for(called, 1)
+
+    loop.set_debug(True)
+    assert loop.run_until_complete(main()) == 1
+
+
 def test_a_task_in_a_context_of_its_own_ends_with_its_process(loop):
     process = Process(loop, "worker")
     ran: list[float] = []
