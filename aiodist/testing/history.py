@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aiodist.buffers.encoding import encode
+from aiodist.buffers.tokens import NO_ARRAYS
 from aiodist.errors import AiodistError
 from aiodist.rank.whereabouts import caller
 from aiodist.trace import Scope
@@ -174,40 +175,47 @@ class History:
 
 
 def digest_of(value: Any) -> str:
-    """Return a short digest of a value: its numbers, texts and names in order, arrays by dtype and
-    content.
+    """Return a short digest of a value: arrays by dtype and content, all else as it is.
 
-    Containers, shapes and kinds of arrays do not count, because ranks may rightly get one result in
-    different forms. It may be a list or rows of one array, and a torch tensor or a numpy array.
-    Objects that travel as pickles count by their type only. Pickles of equal objects differ,
-    because they depend on which strings are interned, and on the order of sets.
+    Ranks may rightly get one result in different forms, which do not count: a list or a tuple, a
+    torch tensor or a numpy array, and a list of arrays or their elements in one array. Objects that
+    travel as pickles count by their type only. Pickles of equal objects differ, because they depend
+    on which strings are interned, and on the order of sets.
     """
-    summary, before = hashlib.blake2b(digest_size=8), ""
+    parts: list[memoryview] = []
     try:
-        for leaf in _leaves(value):
-            try:
-                encoded = encode(leaf)
-            except (TypeError, ValueError):
-                encoded = encode(type(leaf).__name__)
-            name = encoded.specs[0].name if encoded.specs else ""
-            if not name:
-                summary.update(encoded.meta)
-            elif name != before:
-                summary.update(name.encode())
-            for part in encoded.buffers:
-                summary.update(part)
-            before = name
-    except RecursionError:  # the value contains itself
+        encoded = encode(_formless(value, parts))
+    except (TypeError, ValueError, RecursionError):  # it is too deep, or contains itself
         return type(value).__name__
+    summary = hashlib.blake2b(encoded.meta, digest_size=8)
+    for part in parts:
+        summary.update(part)
     return summary.hexdigest()
 
 
-def _leaves(value: Any) -> Iterator[Any]:
-    """Yield what is in a tree, with the keys of its dicts."""
+def _formless(value: Any, parts: list[memoryview]) -> Any:
+    """Return a tree as lists, and append the contents of its arrays to `parts`.
+
+    Tuples stand for all else: ``(dtype, bytes)`` for arrays, ``("dict", key, value, …)`` for dicts.
+    """
     if isinstance(value, dict):
-        value = [part for item in value.items() for part in item]
+        items = [part for item in value.items() for part in item]
+        return ("dict", *_formless_items(items, parts))
     if isinstance(value, (list, tuple)):  # an Envelope, too
-        for item in value:
-            yield from _leaves(item)
-    else:
-        yield value
+        made = _formless_items(value, parts)
+        if made and all(type(item) is tuple and len(item) == 2 for item in made):
+            dtypes, sizes = zip(*made, strict=True)
+            return (dtypes[0], sum(sizes)) if len({*dtypes}) == 1 else made
+        return made
+    try:
+        encoded = encode(value)
+    except (TypeError, ValueError):
+        return type(value).__name__
+    if not encoded.specs:
+        return value
+    parts += encoded.buffers
+    return encoded.specs[0].name, encoded.nbytes
+
+
+def _formless_items(items: Iterable[Any], parts: list[memoryview]) -> list[Any]:
+    return [item if type(item) in NO_ARRAYS else _formless(item, parts) for item in items]

@@ -190,6 +190,15 @@ def test_a_value_is_named_by_dtype_and_content() -> None:
         [2, 1],
         {"a": 1},
         None,
+        [[1], 2],
+        [1, [2]],
+        [True, None],
+        {True: None},
+        [],
+        {},
+        [[], {}],
+        [np.ones(2), [1]],
+        [[np.ones(2), 1]],
     ]
     assert len({digest_of(value) for value in values}) == len(values)
     assert digest_of(np.ones(2)) == digest_of(np.ones(4)[::2])
@@ -204,6 +213,8 @@ def test_a_value_is_named_by_dtype_and_content() -> None:
         (np.ones((2, 3)), [np.ones(3), np.ones(3)]),
         (np.ones(3), torch.ones(3, dtype=torch.float64)),
         ([np.ones(3), 1], (np.ones(3), 1)),
+        ({"a": (1, ())}, {"a": [1, []]}),
+        ([np.ones(1), np.ones(2)], np.ones(3)),  # of different ranks
     ],
 )
 def test_the_form_of_a_value_does_not_count(value: Any, other: Any) -> None:
