@@ -115,13 +115,15 @@ class DeviceTransfer:
             first = self.first(value)
             given.append(value.filled(flats[first : first + len(value.gaps)]))
         found = overlapping(given, out, slots, own, at, values[own].meta)
+        if not found:
+            return False
         numbers = set(map(id, found))
         for value in values:
             value.buffers = [
                 memoryview(bytes(view)) if id(view) in numbers else view for view in value.buffers
             ]
         self.sources.copy(found)
-        return bool(found)
+        return True
 
     def guard(
         self, program: Callable[[bool], Program], failed: Callable[[], None] | None = None
