@@ -13,7 +13,7 @@ One kind of sharing is common and costs nothing: a value that lies at its own pl
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from aiodist.buffers import overlaps, tensors
 from aiodist.buffers.arrays import UserArray, check_writable, plain, view
 from aiodist.buffers.dtypes import carrier
-from aiodist.buffers.encoding import encode
 from aiodist.buffers.tokens import MAX_DEPTH, NO_ARRAYS, TOO_DEEP
+from aiodist.buffers.values import parse
 
 Memory = NDArray[Any]
 
@@ -108,15 +108,14 @@ def overlapping(
     if not _met([memory for each in memories for memory in each], _arrays(out)):
         return []
     given = places()
-    is_paired = _is_in_order(meta, given.get(at))
-    slots = {slot: _arrays(place) for slot, place in given.items()}
-    mine = [array for array in slots.pop(at, ()) if array.base.nbytes]
-    others = [array for arrays in slots.values() for array in arrays]
+    targets = _targets(meta, given.get(at))
+    mine = _arrays(given.get(at)) if targets is None else [x for x in targets if x.base.nbytes]
+    others = [x for slot, place in given.items() if slot != at for x in _arrays(place)]
     found: list[Any] = []
     for number, each in enumerate(memories):
         for index, memory in enumerate(each):
             rest = [*others, *mine]
-            is_own = number == own and is_paired and index < len(mine)
+            is_own = number == own and targets is not None and index < len(mine)
             if is_own and _is_in_place(memory, mine[index]):
                 rest = [*others, *mine[:index], *mine[index + 1 :]]
             if _met([memory], rest):
@@ -136,19 +135,19 @@ def _met(read: Sequence[Memory], written: Sequence[UserArray]) -> bool:
     return any(other >= count for _, other in pairs)
 
 
-def _is_in_order(meta: bytes, place: Any) -> bool:
-    """Tell whether the arrays of the value with this metadata go to those of a place in their
-    order.
+def _targets(meta: bytes, place: Any) -> list[UserArray] | None:
+    """Return where each array of the value with this metadata goes in a place.
 
-    The keys of a dict may stand in another order there, or an array may have no place. Trees with
-    arrays on devices count as different.
+    None if the value does not fit, or if arrays of a tree are on devices.
     """
     if not isinstance(place, (list, tuple, dict)):
-        return True
+        return _arrays(place)
+    value = parse(meta, allow_pickle=True)
     try:
-        return encode(place).meta == meta
+        value.allocate(place)
     except (TypeError, ValueError):
-        return False
+        return None
+    return cast(list[UserArray], value.targets)
 
 
 def _is_in_place(memory: Memory, array: UserArray) -> bool:

@@ -121,8 +121,14 @@ def test_keys_may_stand_in_another_order() -> None:
     x, y = A[:4], A[4:8]
     assert copies([{"a": x, "b": y}], [{"a": x, "b": y}], 0) == [[False, False]]
     assert copies([{"a": x, "b": y}], [{"b": x, "a": y}], 0) == [[True, True]]
-    assert copies([[{"a": x, "b": y}]], [[{"b": y, "a": x}]], 0) == [[True, True]]
-    assert copies([[x, 7]], [[x, object()]], 0) == [[True]]
+    assert copies([[{"a": x, "b": y}]], [[{"b": y, "a": x}]], 0) == [[False, False]]
+
+
+def test_what_is_no_array_does_not_count() -> None:
+    x = A[:4]
+    assert copies([{"step": 7, "w": x}], [{"step": 0, "w": x}], 0) == [[False]]
+    assert copies([[x, 7]], [(torch.from_numpy(x), object())], 0) == [[False]]
+    assert copies([[x, 7]], [[x, A[4:8]]], 0) == [[True]]  # it does not fit
 
 
 @pytest.mark.parametrize(
