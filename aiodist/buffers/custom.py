@@ -98,8 +98,9 @@ class CustomKernel:
             start = stop
 
     def _call(self, kind: Kind, shape: tuple[int, ...], a: Flat, b: Flat) -> Flat:
-        """Return f of two flat arrays, flat. The function may write to the result in its next call.
+        """Return f of two flat arrays, flat.
 
+        The result may be memory that the function writes again in its next call, so use it before.
         It may also write into its first argument and return it, or keep its arguments. So both are
         copies, because neither the user's array nor data for another rank may change.
         """

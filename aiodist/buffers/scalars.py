@@ -135,8 +135,12 @@ def _custom(op: ReduceOp, a: Scalar, b: Scalar) -> Scalar:
 
 def _shown(value: Any) -> str:
     """Describe a value in an error, because Python refuses to print ints of thousands of digits."""
-    is_long = isinstance(value, int) and value.bit_length() > 200
-    return f"an int of {value.bit_length()} bits" if is_long else repr(value)
+    if isinstance(value, int) and value.bit_length() > 200:
+        return f"an int of {value.bit_length()} bits"
+    try:
+        return repr(value)
+    except ValueError:  # there is such an int in it
+        return f"a {type(value).__name__}"
 
 
 def _check_range(value: int, what: str) -> None:

@@ -21,8 +21,8 @@ class Shard:
     ``Shard(rows, (slice(2, 4),), (8, 6))`` is rows 2 and 3 of an array of shape (8, 6).
 
     Raises TypeError if `index` is not made of slices of ints, or `shape` not of ints. Raises
-    ValueError if a slice has a step or is not within `shape`, or if `array` has another shape than
-    the part.
+    ValueError if a slice has a step or is not within `shape`, if a size is negative, or if `array`
+    has another shape than the part.
 
     For example::
 
@@ -39,6 +39,8 @@ class Shard:
 
     def __post_init__(self) -> None:
         shape = as_shape(self.shape)
+        if any(size < 0 for size in shape):
+            raise ValueError(f"shape has no negative sizes, unlike {shape}")
         index = (self.index,) if isinstance(self.index, slice) else tuple(self.index)
         object.__setattr__(self, "shape", shape)
         object.__setattr__(self, "index", index)

@@ -151,7 +151,7 @@ def explore(
     with _alone, _quietly(), _ended_by(signal.SIGINT), _ended_by(alarm):
         if replay is not None:
             plan = parse(replay)
-            _as_seed(plan.seed)
+            _as_seed(plan.seed, "the seed of replay")
             failure = explorer.play(plan)
             missed = explorer.missed()
             if failure is not None:
@@ -196,10 +196,10 @@ def check_arguments(
     return kinds, [*chosen] if isinstance(seeds, list) else chosen  # others may be endless
 
 
-def _as_seed(given: int) -> int:
-    seed = as_int(given, "each of seeds is an int")
+def _as_seed(given: int, what: str = "each of seeds") -> int:
+    seed = as_int(given, f"{what} is an int")
     if not 0 <= seed < 2**32:  # numpy.random takes no others
-        raise ValueError(f"each of seeds is from 0 to 2**32 - 1, not {seed}")
+        raise ValueError(f"{what} is from 0 to 2**32 - 1, not {seed}")
     return seed
 
 

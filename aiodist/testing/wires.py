@@ -60,8 +60,12 @@ class Conditions:
         """Raise ValueError for a network that could never carry anything."""
         if not 0 <= self.loss < 1:
             raise ValueError(f"loss is at least 0 and less than 1, not {self.loss}")
-        if not 0 <= self.delay[0] <= self.delay[1]:
+        if not 0 <= self.delay[0] <= self.delay[1] < math.inf:
             raise ValueError(f"delay is two numbers of seconds, the lower first, not {self.delay}")
+        if not 0 <= self.again < math.inf:
+            raise ValueError(f"again is a number of seconds, at least 0, not {self.again}")
+        if not 0 <= self.rate < math.inf:
+            raise ValueError(f"rate is bytes per second, or 0 for no limit, not {self.rate}")
         if not 1 <= self.room[0] <= self.room[1] or self.largest < 1:
             raise ValueError(
                 f"room is two numbers of bytes, the lower first, and largest one more, each at "

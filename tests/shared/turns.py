@@ -13,10 +13,12 @@ def after_turns(count: int, callback: Callable[[], object]) -> None:
     """Call `callback`, as the calling process, before anything else happens in that turn."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualLoop)
+    earlier = loop.selector.on_turn
     context, left = contextvars.copy_context(), count
 
     def turn() -> None:
         nonlocal left
+        earlier()
         left -= 1
         if not left:
             context.run(callback)

@@ -429,7 +429,7 @@ def test_a_program_that_expects_all_faults_passes(faults: str) -> None:
         ({"replay": "seed 3"}, "a plan reads like"),
         ({"replay": "ranks 0, seed 3"}, "a plan reads like"),
         ({"replay": "ranks 2, seed 3, kill 1 at 1 after 1.2.3"}, "a plan reads like"),
-        ({"replay": f"ranks 2, seed {2**32}"}, "each of seeds is from 0 to"),
+        ({"replay": f"ranks 2, seed {2**32}"}, "the seed of replay is from 0 to"),
         ({"lease": -1.0}, "lease is more than 0"),
         ({"transports": ("pigeon",)}, "no transport 'pigeon'"),
         ({"rank": 2}, "the number of ranks is ranks="),

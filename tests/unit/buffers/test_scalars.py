@@ -105,3 +105,5 @@ def test_custom_operators_must_keep_the_type() -> None:
         reduce_scalars([1, 2], ReduceOp.custom(lambda a, b: a / b))
     with pytest.raises(TypeError, match="type float and returned an int of 16610 bits"):
         reduce_scalars([1.0, 2.0], ReduceOp.custom(lambda a, b: HUGE))
+    with pytest.raises(TypeError, match="type float and returned a tuple:"):
+        reduce_scalars([1.0, 2.0], ReduceOp.custom(lambda a, b: (HUGE,)))

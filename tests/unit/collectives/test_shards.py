@@ -45,6 +45,9 @@ def test_a_shape_is_made_of_ints():
     for shape in ((8.5, 6), ("8", 6), 8.5):
         with pytest.raises(TypeError, match=r"shape is an int.*, not (8\.5|'8')"):
             Shard(X, (), shape)
+    for shape in (-1, (8, -6)):
+        with pytest.raises(ValueError, match="shape has no negative sizes, unlike"):
+            Shard(X, (), shape)
 
 
 def test_a_part_needs_an_array():

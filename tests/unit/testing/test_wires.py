@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,6 +31,9 @@ def wires(loop: VirtualLoop, **conditions: object) -> tuple[Wires, Node, Node]:
         {"loss": -0.1},
         {"delay": (2.0, 1.0)},
         {"delay": (-1.0, 1.0)},
+        {"delay": (0.0, math.inf)},
+        {"again": -1.0},
+        {"rate": -5.0},
         {"room": (0, 5)},
         {"room": (6, 5)},
         {"largest": 0},
