@@ -101,7 +101,7 @@ class CustomKernel:
         """Return f of two flat arrays, flat.
 
         The result may be memory that the function writes again in its next call, so use it before.
-        It may also write into its first argument and return it, or keep its arguments. So both are
+        The function may write into its first argument and return it, or keep both. So both are
         copies, because neither the user's array nor data for another rank may change.
         """
         left, right = (over(x.copy(), kind, self.name, shape) for x in (a, b))

@@ -177,10 +177,10 @@ class History:
 def digest_of(value: Any) -> str:
     """Return a short digest of a value: arrays by dtype and content, all else as it is.
 
-    Ranks may rightly get one result in different forms, which do not count: a list or a tuple, a
-    torch tensor or a numpy array, and a list of arrays or their elements in one array. Objects that
-    travel as pickles count by their type only. Pickles of equal objects differ, because they depend
-    on which strings are interned, and on the order of sets.
+    Ranks may rightly get one result in different forms, so these do not count. A list is as good as
+    a tuple, a torch tensor as a numpy array, and a list of arrays as one array of their elements.
+    Objects that travel as pickles count by their type only. Pickles of equal objects differ,
+    because they depend on which strings are interned, and on the order of sets.
     """
     parts: list[memoryview] = []
     try:
