@@ -152,7 +152,7 @@ class Record:
         self._work = None  # it may hold an array
         self.state = state
         if error is not None:
-            self.error = in_words(error).partition("\n")[0][:MOST_TEXT]
+            self.error = in_words(error)[:MOST_TEXT]
             self._recorder.note(error)
         for observer in self._recorder.observers:
             observer.ended(self)

@@ -10,13 +10,16 @@ import pytest
 from long_life import Life
 
 from aiodist import recorder
+from aiodist.links import inboxes
 
 
 @pytest.mark.timeout(300)
 def test_nothing_grows_while_groups_and_members_come_and_go(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(recorder, "KEPT", 20)  # of the last operations, so that it is full soon
+    # What is remembered of the last operations and closed groups, so that it is full soon.
+    monkeypatch.setattr(recorder, "KEPT", 20)
+    monkeypatch.setattr(inboxes, "MAX_CLOSED", 5)
     counts = Life(seconds=2400.0, every=300.0).run()
     assert len(counts) == 8
     early, late = counts[3], counts[-1]

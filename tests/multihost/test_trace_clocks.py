@@ -84,7 +84,6 @@ def test_two_hosts_in_one_clock(hosts: list[Any], tmp_path: Path) -> None:
             assert abs(found - (AHEAD[0] - ahead)) <= error + 1e-6
 
     joined = join(parts)
-    assert joined.hosts == 2
     assert 0 < joined.error < 10  # and not the hours between what they show
     clocks = [Clock(*part["clock"].values()) for part in parts]
     mine, other = [

@@ -83,7 +83,7 @@ def test_failures_and_cancellations_are_told_apart(clock: Clock) -> None:
     failed.exception()
     cancelled.cancel()
     first, second = entries(recorder, clock)
-    assert (first.state, first.error) == ("failed", "ValueError: no")
+    assert (first.state, first.error) == ("failed", "ValueError: no second line")
     assert (second.state, second.error) == ("cancelled", "")
 
 
