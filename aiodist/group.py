@@ -30,7 +30,7 @@ from aiodist.rank.context import Context
 from aiodist.rank.recovery import Recovery, check_sizes
 from aiodist.rank.views import views
 from aiodist.signatures import Array, Buffer, Signatures, typed
-from aiodist.types import Member, View, WithHints
+from aiodist.types import Member, View
 from aiodist.windows.window import Window, offered
 from aiodist.wire.recovery import Purpose
 from aiodist.work import Unseen, Work
@@ -59,7 +59,7 @@ class _Line:
     keeper: EpochKeeper | None = None
 
 
-class Group(Operations, WithHints):
+class Group(Operations):
     """Ranks that communicate. Get a group from `aiodist.connect`, `run`, `local`, or another group.
 
     **Operations** start when you call them, and return a `Work`. Await it for the result. They take

@@ -292,31 +292,6 @@ def hints(parameters: Iterable[str]) -> dict[str, str]:
     return uses | _ELSEWHERE
 
 
-_NAMES: Final[dict[str, str]] = {
-    **dict.fromkeys(["world_size", "get_world_size", "Get_size"], "size"),
-    **dict.fromkeys(["get_rank", "Get_rank"], "rank"),
-    "bcast": "broadcast",
-    "allreduce": "all_reduce",
-    "allgather": "all_gather",
-    "alltoall": "all_to_all",
-    "new_group": "subgroup or split",
-}
-"""Names in torch and mpi4py, and here."""
-
-
-class WithHints:
-    """A group whose errors say what to use instead of attributes of other libraries."""
-
-    if not TYPE_CHECKING:  # type checkers have errors of their own for these
-
-        def __getattr__(self, name: str) -> Any:
-            if hasattr(type(self), name):
-                return object.__getattribute__(self, name)  # raises the error of its property again
-            hint = f": use {_NAMES[name]}" if name in _NAMES else ""
-            text = f"a group has no attribute {name!r}{hint}"
-            raise AttributeError(text, name=name, obj=self)
-
-
 def unexpected(call: str, unknown: Mapping[str, Any], hints: Mapping[str, str]) -> TypeError:
     """Make the error of a `call` with arguments that it does not have, worded as Python does.
 

@@ -24,7 +24,7 @@ from aiodist.errors import GroupClosedError
 from aiodist.operations import Operations
 from aiodist.p2p.point_to_point import Envelope
 from aiodist.signatures import Array, Buffer, Signatures, typed
-from aiodist.types import ANY_SOURCE, ANY_TAG, AnyTag, Member, Src, View, WithHints
+from aiodist.types import ANY_SOURCE, ANY_TAG, AnyTag, Member, Src, View
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -55,7 +55,7 @@ def _starting(
     return method
 
 
-class BlockingGroup(Blocking[Any], WithHints):
+class BlockingGroup(Blocking[Any]):
     """A group whose operations are ordinary calls. Made by `Group.blocking` and `connect_blocking`.
 
     Every call waits for its result, except `start`, `isend`, `issend` and `irecv`, which return a

@@ -469,21 +469,3 @@ async def test_names_of_other_libraries(op: str, given: dict[str, Any], hint: st
 
         await asyncio.to_thread(in_a_thread)
         assert await group.all_reduce(1) == 1
-
-
-@pytest.mark.parametrize(
-    ("name", "hint"),
-    [("world_size", ": use size"), ("bcast", ": use broadcast"), ("nothing", "")],
-)
-async def test_attributes_of_other_libraries(name: str, hint: str) -> None:
-    async with aiodist.local(1) as [group]:
-        for one in (group, group.blocking()):
-            with pytest.raises(AttributeError, match=f"^a group has no attribute '{name}'{hint}$"):
-                getattr(one, name)
-
-
-async def test_an_error_of_a_property_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with aiodist.local(1) as [group]:
-        monkeypatch.setattr(aiodist.Group, "bytes_moved", property(lambda self: None.nothing))
-        with pytest.raises(AttributeError, match="'nothing'"):
-            group.bytes_moved  # noqa: B018

@@ -20,6 +20,7 @@ from sharing import everyone, sharing
 
 import aiodist
 from aiodist import Group
+from aiodist.blocking.group import BlockingGroup
 from aiodist.compiled import core
 
 LIBRARY = f"{Path(aiodist.__file__).parent}/"
@@ -178,3 +179,11 @@ async def test_plain_values_with_a_tag_need_no_waiting_call(all_show: bool) -> N
         assert work.done()
         await asyncio.gather(first, work)
         assert not {name for name in found if "_called" in name}
+
+
+@pytest.mark.parametrize("kind", [Group, aiodist.Work, BlockingGroup])
+def test_attributes_are_found_in_the_plain_way(kind: type) -> None:
+    """With `__getattr__`, Python looks up all attributes of a class in a slower way, which took a
+    tenth of the time of a small message."""
+    assert not hasattr(kind, "__getattr__")
+    assert kind.__getattribute__ in (object.__getattribute__, asyncio.Future.__getattribute__)
