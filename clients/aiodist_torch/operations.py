@@ -39,7 +39,7 @@ def all_reduce(group: Group, x: Tensor, op: Any, seconds: float) -> Works:
     meant, divides = meaning(op, x.dtype)
     flat = flattened(x, writes=True)
     work = group.all_reduce(flat, meant, timeout=seconds)
-    return filling(x, flat, work, *([divided(group, flat)] if divides else []))
+    return filling(x, flat, work, divided(group, flat)) if divides else filling(x, flat, work)
 
 
 def average_coded(group: Group, x: Tensor, codec: Codec, tag: str, seconds: float) -> Works:
@@ -333,7 +333,8 @@ def check_writable(out: Tensor) -> None:
 
 def filling(out: Tensor, flat: Tensor, work: asyncio.Future[Any], *steps: Step) -> Works:
     """Return `work`, and what copies its result from `flat` into `out` after `steps`."""
-    steps = (*steps, *copied_back(out, flat))
+    if flat is not out:
+        steps = (*steps, *copied_back(out, flat))
     return then(work, *steps) if steps else (work,)
 
 
