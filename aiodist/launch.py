@@ -42,6 +42,7 @@ from aiodist.session import connect
 from aiodist.transports import polling
 from aiodist.types import GroupOptions, unexpected
 from aiodist.wire.limits import MAX_MEMBERS
+from aiodist.wire.proof import secret_of
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -159,10 +160,9 @@ def run(
             f"main, args and options are pickled, which fails: {in_words(error)}: "
             "move functions and classes to the top level of a module"
         ) from error
-    token = options.get("token")
-    if token is None:
-        token = secrets.token_urlsafe()
-    if "\0" in (text := token if isinstance(token, str) else os.fsdecode(token)):
+    secret = secret_of(options.get("token"))
+    token = secrets.token_urlsafe() if secret is None else os.fsdecode(bytes(secret))
+    if "\0" in token:
         raise ValueError("token has a zero byte, so the ranks cannot have it as AIODIST_TOKEN")
     with _coordinator(token) as coordinator, tempfile.TemporaryFile() as payload:
         job = spawn.Job(
@@ -171,7 +171,7 @@ def run(
             local_size=nprocs,
             master_addr="127.0.0.1",
             master_port=spawn.free_port(),
-            token=text,
+            token=token,
         )
         payload.write(pickle.dumps((preparation, job, by_value, work)))
         payload.flush()
@@ -239,7 +239,7 @@ def _packs_by_value(main: object) -> bool:
 
 
 @contextlib.contextmanager
-def _coordinator(token: str | bytes) -> Iterator[Coordinator]:
+def _coordinator(token: str) -> Iterator[Coordinator]:
     """A coordinator in a thread of its own."""
     ready: concurrent.futures.Future[Coordinator] = concurrent.futures.Future()
     # Made here and not in the thread, so that it can be told to stop at any time.

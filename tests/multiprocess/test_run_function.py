@@ -490,6 +490,8 @@ def test_wrong_calls() -> None:
         start(wait_for_ever, 1, no_such_option=1)
     with pytest.raises(ValueError, match="zero byte"):
         aiodist.run(wait_for_ever, 1, token=b"\0")
+    with pytest.raises(TypeError, match=r"a token is a str or bytes, not .* int$"):
+        start(wait_for_ever, 1, token=5)
     for name in ("size", "world_size"):
         with pytest.raises(TypeError, match=rf"run\(\) got an unexpected .*'{name}': use nprocs=$"):
             start(wait_for_ever, 2, **{name: 4})
