@@ -66,10 +66,9 @@ class Group(Operations):
     these two arguments:
 
     * `tag`: None, a str of at most 1024 bytes in UTF-8, or an int of 64 bits. Calls of the ranks
-      match by tag, and in their order within one tag. Operations that make a group or a window, and
-      `agree`, have no `tag`.
-    * `timeout`: seconds until the operation fails. None: the group's `op_timeout`. `math.inf`:
-      never.
+      match by tag, and in their order within one tag. `agree`, and what makes a group or a window,
+      has no `tag`.
+    * `timeout`: seconds until the call fails. None: the group's `op_timeout`. `math.inf`: never.
 
     **Values** are numpy arrays, torch tensors, anything with `__dlpack__`, and trees of dict, list,
     tuple, str, bytes, None, bool, int, float, complex and arrays. An `array.array`, bytearray or
@@ -83,8 +82,8 @@ class Group(Operations):
 
     * A call with a bad tag, because it has no order.
     * A call of `subgroup` with bad `ranks`, because they do not say which ranks wait.
-    * A call that Python itself refuses. It has too few or too many positional arguments, or the
-      name of an argument is unknown and the operation has no `tag`.
+    * A call that Python itself refuses: it has too few or too many positional arguments, or an
+      unknown name in an operation without `tag`.
     * A call from another event loop, which raises RuntimeError.
     * A call after the group has ended, which raises what ended it.
 
@@ -420,10 +419,9 @@ class Group(Operations):
         on one host, with at most 64 ranks. A message of more than 64 KiB is also read in its place,
         and copied once, into the memory of the receive.
 
-        Anywhere else it is an ordinary array. So is any array beyond 4,096 at a time. An array
-        takes a file until all others have mapped it, which they do while their event loops run.
-        While such arrays take half of the files that this process may open, further ones are
-        ordinary. The memory lives as long as the array or a view of it.
+        Anywhere else it is an ordinary array. So is any array beyond 4,096 at a time, or if arrays
+        that others have yet to map take half of the files that this process may open. They map them
+        while their event loops run. The memory lives as long as the array or a view of it.
 
         Args:
             shape: an int, or a sequence of ints.

@@ -451,7 +451,7 @@ class _Ranks:
         for rank in self._ranks:
             process = rank.process
             if not spawn.signal_group(process.pid, number) and process.returncode is None:
-                with contextlib.suppress(OSError):
+                with contextlib.suppress(ProcessLookupError):
                     os.kill(process.pid, number)  # `send_signal` might reap it
 
 

@@ -83,20 +83,28 @@ class Keeper:
         that error is raised, because this rank has left for it.
         """
         group = self.group
-        actor = None if group is None else group._actor
-        if actor is not None and actor.is_over and (actor.has_quit or not actor.is_evicted):
-            if self._watch is not None and self._watch.done() and not self._watch.cancelled():
-                self._watch.result()
+        if group is None:
+            return self._begin(await self._join())
+        if self._has_left(group):
             return None
-        if group is not None:
-            try:
-                return self._begin(await self._gone_on(group))
-            except (GroupClosedError, CoordinatorLostError) as error:
-                if group._actor.has_quit:
-                    return await self.next()
-                log.warning("joining again as a new member: %s", error)
-                await self._forget(group)
+        try:
+            return self._begin(await self._gone_on(group))
+        except (GroupClosedError, CoordinatorLostError) as error:
+            if group._actor.has_quit and self._has_left(group):
+                return None
+            log.warning("joining again as a new member: %s", error)
+            await self._forget(group)
         return self._begin(await self._join())
+
+    def _has_left(self, group: Group) -> bool:
+        """Whether this rank has left, and was not removed. Raises what watching the members has
+        raised."""
+        actor = group._actor
+        if not actor.is_over or (actor.is_evicted and not actor.has_quit):
+            return False
+        if self._watch is not None and self._watch.done() and not self._watch.cancelled():
+            self._watch.result()
+        return True
 
     async def end(self) -> None:
         """Leave, if this rank is still a member."""

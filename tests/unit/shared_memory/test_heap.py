@@ -158,6 +158,14 @@ async def test_arrays_that_the_others_have_not_mapped_take_few_files(
     assert len(os.listdir(FILES)) == before
 
 
+def test_what_a_process_offers_takes_no_files_of_its_children() -> None:
+    heaps._offered.add(block := heaps.Block(0, 0, 8, {1}))
+    if (child := os.fork()) == 0:
+        os._exit(len(heaps._offered))
+    assert os.waitpid(child, 0)[1] == 0
+    heaps._offered.remove(block)
+
+
 def test_a_process_with_few_files(monkeypatch: pytest.MonkeyPatch) -> None:
     for soft, most in ((1024, 512), (heaps.resource.RLIM_INFINITY, heaps.MOST)):
         monkeypatch.setattr(heaps.resource, "getrlimit", lambda kind, soft=soft: (soft, soft))
